@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// tally counts answers by what they were: "200 payments-1:8080", "503", or the
+// error of a request that got none.
+type tally struct {
+	Requests int            `json:"requests"`
+	Answers  map[string]int `json:"answers"`
+	// MaxMillis is the slowest request's time.
+	MaxMillis int64 `json:"maxMillis"`
+}
+
+// getCommand sends requests and counts the answers.
+func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) error {
+	requests := flags.Int("n", 1, "number of requests for each URL")
+	workers := flags.Int("c", 1, "number of requests at the same time")
+	duration := flags.Duration("duration", 0, "send for this long instead of -n requests")
+	useH2 := flags.Bool("h2", false, "HTTP/2 with prior knowledge")
+	keepAlive := flags.Bool("keepalive", true, "reuse connections")
+	authority := flags.String("authority", "", "authority to send in place of the URL's")
+	timeout := flags.Duration("timeout", 10*time.Second, "time for each request")
+	return func(ctx context.Context, urls []string, stdout io.Writer) error {
+		if len(urls) == 0 || *workers < 1 {
+			return usageError{errors.New("get: want at least one URL and one worker")}
+		}
+		l := load{
+			client:    newClient(*useH2, *keepAlive, *timeout),
+			urls:      urls,
+			total:     int64(*requests * len(urls)),
+			authority: *authority,
+		}
+		if *duration > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, *duration)
+			defer cancel()
+			l.total = 1<<63 - 1
+		}
+		return printJSON(stdout, l.run(ctx, *workers))
+	}
+}
+
+func newClient(useH2, keepAlive bool, timeout time.Duration) *http.Client {
+	transport := &http.Transport{DisableKeepAlives: !keepAlive, MaxIdleConnsPerHost: 1000}
+	if useH2 {
+		transport.Protocols = new(http.Protocols)
+		transport.Protocols.SetUnencryptedHTTP2(true)
+	}
+	return &http.Client{
+		Timeout:       timeout,
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// load is one run of get.
+type load struct {
+	client    *http.Client
+	urls      []string
+	authority string
+	total     int64
+
+	next  atomic.Int64
+	mu    sync.Mutex
+	tally tally // guarded by mu
+}
+
+func (l *load) run(ctx context.Context, workers int) tally {
+	l.tally.Answers = make(map[string]int)
+	var group sync.WaitGroup
+	for range workers {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				i := l.next.Add(1) - 1
+				if i >= l.total {
+					return
+				}
+				begin := time.Now()
+				// A request that was begun is finished, so that the end of the run
+				// does not look like a failure.
+				answer := l.get(context.WithoutCancel(ctx), l.urls[i%int64(len(l.urls))])
+				l.count(answer, time.Since(begin))
+			}
+		})
+	}
+	group.Wait()
+	return l.tally
+}
+
+func (l *load) count(answer string, took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tally.Requests++
+	l.tally.Answers[answer]++
+	l.tally.MaxMillis = max(l.tally.MaxMillis, took.Milliseconds())
+}
+
+// get sends one request and says what came back.
+func (l *load) get(ctx context.Context, url string) string {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	if l.authority != "" {
+		req.Host = l.authority
+	}
+	resp, err := l.client.Do(req)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	code := strconv.Itoa(resp.StatusCode)
+	var from origin
+	if json.Unmarshal(body, &from) != nil || from.Pod == "" {
+		return code
+	}
+	return fmt.Sprintf("%s %s:%d", code, from.Pod, from.Port)
+}

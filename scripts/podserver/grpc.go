@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// grpcAnswer is what a gRPC client saw.
+type grpcAnswer struct {
+	// Code is the gRPC status, "OK" when there was an answer.
+	Code string `json:"code"`
+	// Message of the status.
+	Message string `json:"message,omitempty"`
+	// Health is the status in the health service's answer.
+	Health string `json:"health,omitempty"`
+	// Pod, Port, Authority and XFCC are what the server says of itself and of
+	// what arrived there.
+	Pod       string `json:"pod,omitempty"`
+	Port      string `json:"port,omitempty"`
+	Authority string `json:"authority,omitempty"`
+	XFCC      string `json:"xfcc,omitempty"`
+}
+
+// grpcCommand calls grpc.health.v1.Health/Check -n times, each on a connection
+// of its own, and prints one line for each call.
+func grpcCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) error {
+	calls := flags.Int("n", 1, "number of calls")
+	timeout := flags.Duration("timeout", 10*time.Second, "time for each call")
+	return func(ctx context.Context, args []string, stdout io.Writer) error {
+		if len(args) != 1 {
+			return usageError{errors.New("grpc: want one host:port")}
+		}
+		for range *calls {
+			answer, err := call(ctx, args[0], *timeout)
+			if err != nil {
+				return err
+			}
+			if err := printJSON(stdout, answer); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func call(ctx context.Context, target string, timeout time.Duration) (grpcAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	if err != nil {
+		return grpcAnswer{}, fmt.Errorf("dial %s: %w", target, err)
+	}
+	defer conn.Close()
+	var header metadata.MD
+	resp, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.Header(&header))
+	first := func(key string) string { return strings.Join(header.Get(key), ",") }
+	return grpcAnswer{
+		Code:      status.Code(err).String(),
+		Message:   status.Convert(err).Message(),
+		Health:    resp.GetStatus().String(),
+		Pod:       first(headerPod),
+		Port:      first(headerPort),
+		Authority: first(headerAuthority),
+		XFCC:      first(headerXFCC),
+	}, nil
+}
