@@ -86,23 +86,39 @@ type Port struct {
 	Protocol Protocol
 }
 
+// NumberError says why a text is no port number.
+type NumberError struct {
+	// Text is what was given, whole.
+	Text string
+	// Reason is what is wrong with it, without the text.
+	Reason string
+}
+
+// Error returns the text, quoted, with the reason.
+func (e *NumberError) Error() string {
+	if e.Text == "" {
+		return e.Reason
+	}
+	return fmt.Sprintf("port %q: %s", e.Text, e.Reason)
+}
+
 // ParseNumber reads a port number strictly: decimal ASCII digits, no sign, no
-// blank, no leading zero, 1-65535. The error says what is wrong with s.
+// blank, no leading zero, 1-65535. The error is a *NumberError.
 func ParseNumber(s string) (uint16, error) {
 	if s == "" {
-		return 0, fmt.Errorf("empty port")
+		return 0, &NumberError{Reason: "empty port"}
 	}
 	for i := range len(s) {
 		if s[i] < '0' || s[i] > '9' {
-			return 0, fmt.Errorf("port %q: only the digits 0-9 are allowed", s)
+			return 0, &NumberError{Text: s, Reason: "only the digits 0-9 are allowed"}
 		}
 	}
 	if s[0] == '0' {
-		return 0, fmt.Errorf("port %q: no leading zero, and 0 is no port", s)
+		return 0, &NumberError{Text: s, Reason: "no leading zero, and 0 is no port"}
 	}
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil {
-		return 0, fmt.Errorf("port %q: not in 1-65535", s)
+		return 0, &NumberError{Text: s, Reason: "not in 1-65535"}
 	}
 	return uint16(n), nil
 }
