@@ -6,6 +6,7 @@ package model
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/portolan-mesh/portolan/api/port"
 )
@@ -112,6 +113,9 @@ type Endpoint struct {
 	UID string
 	// Generation grows with every change by the record's one writer; the highest wins.
 	Generation uint64
+	// Since is when the pod was added. Of two living records with one address the
+	// later one owns it (XDS-12); the zero time is older than any other.
+	Since time.Time
 	// Service is the service the pod belongs to.
 	Service ServiceKey
 	// Identity is the SPIFFE identity that its inbound certificate carries.
