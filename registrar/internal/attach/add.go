@@ -1,0 +1,218 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// Add attaches a pod (contract 8, first walk). decided is called once with the
+// decision, before the proof is awaited, so that the caller can program the
+// capture meanwhile. Add returns nil once the listeners are proven, or at once
+// for a pod that stays out. After an error nothing of the attachment is left.
+// ctx bounds the whole call.
+func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(Decision) error) error {
+	d, err := Decide(req, m.cfg.TrustDomain, m.cfg.Now())
+	if err != nil {
+		return err
+	}
+	for _, k := range d.Unknown {
+		m.log.Warn("unknown annotation ignored", "key", k, "attachment", keyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
+	}
+	if !d.Meshed {
+		return decided(d)
+	}
+	unlock, err := m.keys.lock(ctx, d.Pod.Key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := m.awaitReady(ctx); err != nil {
+		return err
+	}
+	m.evictAddresses(d.Pod)
+	if err := m.begin(ctx, &d); err != nil {
+		return err
+	}
+	if err := decided(d); err != nil {
+		m.undo(d.Pod)
+		return err
+	}
+	if err := m.prove(ctx, d.Pod); err != nil {
+		m.undo(d.Pod)
+		return err
+	}
+	m.finish(d.Pod)
+	return nil
+}
+
+func (m *Manager) awaitReady(ctx context.Context) error {
+	if err := m.cfg.Mesh.AwaitReady(ctx); err != nil {
+		return &Error{Kind: NotReady, Err: err}
+	}
+	if s := m.cfg.Names.Missing(); s != "" {
+		return &Error{Kind: NotReady, Err: errors.New(s)}
+	}
+	return nil
+}
+
+// begin stores the pod and tells everybody. A second ADD of the same attachment
+// keeps its first Since, so that it changes nothing that is already there (C11).
+func (m *Manager) begin(ctx context.Context, d *Decision) error {
+	pod := d.Pod
+	m.mu.Lock()
+	old, again := m.pods[pod.Key]
+	if again {
+		pod.Since = old.pod.Since
+		d.Pod = pod
+	}
+	m.pods[pod.Key] = &attachment{pod: pod, told: true}
+	m.mu.Unlock()
+
+	if again {
+		m.cfg.Readiness.Forget(pod.Key)
+	}
+	err := m.cfg.Identities.Ensure(ctx, pod.Identity)
+	switch {
+	case err != nil && again:
+		m.undo(old.pod)
+	case err != nil:
+		m.drop(pod.Key)
+	case again:
+		m.cfg.Identities.Release(old.pod.Identity)
+	}
+	if err != nil {
+		return &Error{Kind: NotReady, Err: fmt.Errorf("no certificate for %s: %w", pod.Identity.SPIFFE(), err)}
+	}
+	m.tell(pod)
+	// Known to everybody as UNHEALTHY from here on, so that its service has a
+	// name, an address and a route when the first port turns HEALTHY.
+	m.publish(pod.Key)
+	return nil
+}
+
+// tell hands a pod whose identity is ensured to the mesh and to DNS.
+func (m *Manager) tell(pod model.Pod) {
+	m.cfg.Mesh.AddPod(pod)
+	m.cfg.Names.SetPod(pod)
+}
+
+// prove waits for everything that contract 4.2 asks of a pod before it may
+// start, while the record is made durable.
+func (m *Manager) prove(ctx context.Context, pod model.Pod) error {
+	stored := make(chan error, 1)
+	go func() { stored <- m.store.put(pod) }()
+	err := m.proveListeners(ctx, pod)
+	if err == nil {
+		if e := m.cfg.Names.AwaitPod(ctx, pod.Key); e != nil {
+			err = &Error{Kind: NotReady, Err: fmt.Errorf("mesh DNS of the pod: %w", e)}
+		}
+	}
+	// The write is awaited in any case: undo must come after it.
+	if e := <-stored; e != nil && err == nil {
+		err = &Error{Kind: NotReady, Err: e}
+	}
+	return err
+}
+
+func (m *Manager) proveListeners(ctx context.Context, pod model.Pod) error {
+	if err := m.cfg.Mesh.AwaitListeners(ctx, pod.Key); err != nil {
+		return &Error{Kind: NotReady, Err: fmt.Errorf("envoy has not accepted the pod's listeners: %w", err)}
+	}
+	listening := make(chan struct{})
+	var closed bool // only fn touches it; Watch never calls fn twice at once
+	var last PortState
+	err := m.cfg.Readiness.Watch(pod, func(s PortState) {
+		m.observe(pod.Key, s)
+		last = s
+		if !closed && s.listeners(pod) {
+			closed = true
+			close(listening)
+		}
+	})
+	if err != nil {
+		return &Error{Kind: NotReady, Err: fmt.Errorf("read the listen table of %s: %w", pod.Netns, err)}
+	}
+	select {
+	case <-listening:
+	case <-ctx.Done():
+		m.cfg.Readiness.Forget(pod.Key) // after it fn is not running, so last may be read
+		return &Error{Kind: NotReady, Err: fmt.Errorf("the pod's listeners are acknowledged but not listening yet (%s): %w", last.missing(pod), ctx.Err())}
+	}
+	if err := m.cfg.Mesh.AwaitSecrets(ctx, pod.Key); err != nil {
+		return &Error{Kind: NotReady, Err: fmt.Errorf("envoy has not accepted the pod's certificates: %w", err)}
+	}
+	return nil
+}
+
+// listeners reports whether every mesh listener that the pod must have listens.
+func (s PortState) listeners(pod model.Pod) bool { return s.missing(pod) == "" }
+
+// missing names the mesh ports that do not listen yet.
+func (s PortState) missing(pod model.Pod) string {
+	var out []string
+	if len(pod.Ports) > 0 && !s.Inbound {
+		out = append(out, "15008")
+	}
+	if !s.OutboundHTTP {
+		out = append(out, "15001")
+	}
+	if !s.OutboundTCP {
+		out = append(out, "15002")
+	}
+	return strings.Join(out, ", ")
+}
+
+// finish marks the pod proven and publishes what it serves by now.
+func (m *Manager) finish(pod model.Pod) {
+	m.mu.Lock()
+	a, ok := m.pods[pod.Key]
+	if ok {
+		a.proven = true
+	}
+	m.mu.Unlock()
+	m.publish(pod.Key)
+	m.syncTCPPorts(pod)
+}
+
+// undo takes back a failed ADD: the runtime's DEL has no prevResult then, and
+// may never come (CNI-D4).
+func (m *Manager) undo(pod model.Pod) {
+	m.teardown(pod, "failed ADD")
+	if err := m.store.remove(pod.Key); err != nil {
+		m.log.Error("cannot remove the record of a failed ADD; it is swept when its netns is gone", "attachment", pod.Key.String(), "error", err)
+	}
+	m.drop(pod.Key)
+}
+
+func (m *Manager) drop(key model.AttachmentKey) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.pods, key)
+}
+
+// evictAddresses withdraws every older attachment that holds an address of pod:
+// the address has a new owner, whatever became of the old one's DEL (CNI-37).
+func (m *Manager) evictAddresses(pod model.Pod) {
+	m.mu.Lock()
+	var old []model.Pod
+	for k, a := range m.pods {
+		if k == pod.Key || a.leaving {
+			continue
+		}
+		if slices.ContainsFunc(a.pod.Addresses, func(x netip.Addr) bool { return slices.Contains(pod.Addresses, x) }) {
+			old = append(old, a.pod)
+		}
+	}
+	m.mu.Unlock()
+	for _, p := range old {
+		m.log.Warn("address has a new owner, the older attachment is withdrawn", "attachment", p.Key.String(), "pod", p.Name, "new", pod.Key.String())
+		m.forget(context.Background(), p.Key, "address re-used")
+	}
+}

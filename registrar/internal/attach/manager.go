@@ -1,0 +1,284 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// Mesh is what the publisher offers for local pods.
+type Mesh interface {
+	// AwaitReady waits until Envoy is connected and the registry is synced; the
+	// error names what is missing.
+	AwaitReady(ctx context.Context) error
+	// Missing names what AwaitReady would wait for, or is empty.
+	Missing() string
+	// AddPod builds the pod's clusters and listeners.
+	AddPod(pod model.Pod)
+	// RemovePod takes them away, listeners first.
+	RemovePod(key model.AttachmentKey)
+	// AwaitListeners waits until Envoy acknowledged the pod's listeners.
+	AwaitListeners(ctx context.Context, key model.AttachmentKey) error
+	// AwaitSecrets waits until Envoy acknowledged the secrets that the pod's
+	// listeners use; call it once they listen.
+	AwaitSecrets(ctx context.Context, key model.AttachmentKey) error
+	// AwaitWithdrawn waits until Envoy acknowledged load assignments of the
+	// service that no longer name the endpoint.
+	AwaitWithdrawn(ctx context.Context, service model.ServiceKey, uid string) error
+	// TCPPorts are the (VIP, port) pairs of raw TCP as of now.
+	TCPPorts() []netip.AddrPort
+}
+
+// Registry is where endpoints are published (contract 4.7).
+type Registry interface {
+	Publish(ctx context.Context, ep model.Endpoint) error
+	Withdraw(ctx context.Context, uid string, generation uint64) error
+}
+
+// Identities issues certificates.
+type Identities interface {
+	// Ensure returns once the identity has a certificate that was handed to the mesh.
+	Ensure(ctx context.Context, id model.Identity) error
+	// Release drops one use of the identity.
+	Release(id model.Identity)
+}
+
+// Names is the mesh DNS.
+type Names interface {
+	// Missing names what is wrong with the mesh DNS, or is empty.
+	Missing() string
+	SetPod(pod model.Pod)
+	RemovePod(key model.AttachmentKey)
+	// AwaitPod waits until the pod's DNS sockets are open.
+	AwaitPod(ctx context.Context, key model.AttachmentKey) error
+}
+
+// PortState is what the listen table of a pod's netns says (contract 4.2, 4.3).
+type PortState struct {
+	// Inbound, OutboundHTTP and OutboundTCP are the mesh's own listeners.
+	Inbound, OutboundHTTP, OutboundTCP bool
+	// Listening are the pod's ports that the app hop can reach, ascending.
+	Listening []uint16
+	// Misbound says which ports listen only where the hop cannot reach them.
+	Misbound []string
+}
+
+// Readiness watches listen tables.
+type Readiness interface {
+	// Watch calls fn with the first state and with every change, until Forget.
+	Watch(pod model.Pod, fn func(PortState)) error
+	Forget(key model.AttachmentKey)
+}
+
+// Capture programs a pod's netns.
+type Capture interface {
+	// SetTCPPorts makes the pod's sets exactly ports.
+	SetTCPPorts(pod model.Pod, ports []netip.AddrPort) error
+	// Ensure programs the whole capture again when something of it is missing;
+	// it reports whether it had to.
+	Ensure(pod model.Pod, ports []netip.AddrPort) (bool, error)
+	// Gone reports whether the pod's netns is gone: the runtime's path is missing
+	// or means another netns than the pin.
+	Gone(pod model.Pod) bool
+	// Unpin removes the plugin's pin and note.
+	Unpin(key model.AttachmentKey) error
+}
+
+// Config is what Manager needs.
+type Config struct {
+	DB          *bolt.DB
+	Log         *slog.Logger
+	Node        string
+	TrustDomain string
+	Locality    model.Locality
+	// NetnsDir holds pins and notes; SpoolDir what the plugin could not deliver.
+	NetnsDir, SpoolDir string
+	// DrainWait bounds how long Del waits for callers to let go of the pod.
+	DrainWait time.Duration
+	// Now is the clock.
+	Now func() time.Time
+
+	Mesh       Mesh
+	Registry   Registry
+	Identities Identities
+	Names      Names
+	Readiness  Readiness
+	Capture    Capture
+}
+
+// Manager owns the attachments of this node. Its methods are safe for
+// concurrent use; calls for one attachment are serialised.
+type Manager struct {
+	cfg   Config
+	store *store
+	log   *slog.Logger
+	keys  keyLocks
+
+	// mu guards pods and every attachment's fields; it is never held across a
+	// call to another package.
+	mu   sync.Mutex
+	pods map[model.AttachmentKey]*attachment
+}
+
+// attachment is one pod and how far it is. Guarded by Manager.mu.
+type attachment struct {
+	pod model.Pod
+	// told: the mesh, DNS and readiness know the pod in this process.
+	told bool
+	// proven: the listeners were proven once (contract 4.2).
+	proven bool
+	// leaving: being torn down; never published again (XDS-47).
+	leaving bool
+	// misses counts the sweeps that found the netns gone.
+	misses int
+	// generation of the last published record.
+	generation uint64
+	state      PortState
+}
+
+// New returns a Manager with what is stored already loaded, but not yet told to
+// anybody: call Restore once the other parts run.
+func New(cfg Config) (*Manager, error) {
+	st, err := openStore(cfg.DB, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{cfg: cfg, store: st, log: cfg.Log, pods: map[model.AttachmentKey]*attachment{}}
+	pods, err := st.load()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		// A stored pod was proven, or its ADD failed and the plugin's undo is in
+		// the spool. Its ports stay as published until the listen table says else.
+		m.pods[p.Key] = &attachment{pod: p, proven: true}
+	}
+	return m, nil
+}
+
+// Pods returns the attached pods in key order.
+func (m *Manager) Pods() []model.Pod {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]model.Pod, 0, len(m.pods))
+	for _, a := range m.pods {
+		if !a.leaving {
+			out = append(out, a.pod)
+		}
+	}
+	slices.SortFunc(out, func(a, b model.Pod) int { return compareKeys(a.Key, b.Key) })
+	return out
+}
+
+// Oldest returns when the oldest living attachment was made; ok is false when
+// there is none. An address freed before it can be given to another service.
+func (m *Manager) Oldest() (t time.Time, ok bool) {
+	for _, p := range m.Pods() {
+		if !ok || p.Since.Before(t) {
+			t, ok = p.Since, true
+		}
+	}
+	return t, ok
+}
+
+// Missing names what an Add would have to wait for, or is empty (STATUS).
+func (m *Manager) Missing() string {
+	if s := m.cfg.Mesh.Missing(); s != "" {
+		return s
+	}
+	return m.cfg.Names.Missing()
+}
+
+// Status is one attachment for people.
+type Status struct {
+	Pod       model.Pod
+	Proven    bool
+	Leaving   bool
+	Listening []uint16
+	Misbound  []string
+}
+
+// Status returns every attachment in key order.
+func (m *Manager) Status() []Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]Status, 0, len(m.pods))
+	for _, a := range m.pods {
+		out = append(out, Status{
+			Pod: a.pod, Proven: a.proven, Leaving: a.leaving,
+			Listening: slices.Clone(a.state.Listening), Misbound: slices.Clone(a.state.Misbound),
+		})
+	}
+	slices.SortFunc(out, func(a, b Status) int { return compareKeys(a.Pod.Key, b.Pod.Key) })
+	return out
+}
+
+func compareKeys(a, b model.AttachmentKey) int {
+	switch {
+	case a.String() < b.String():
+		return -1
+	case a.String() > b.String():
+		return 1
+	}
+	return 0
+}
+
+// Check returns the pod of an attachment; an error of kind NotFound when there
+// is none.
+func (m *Manager) Check(key model.AttachmentKey) (model.Pod, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a, ok := m.pods[key]; ok && !a.leaving {
+		return a.pod, nil
+	}
+	return model.Pod{}, &Error{Kind: NotFound, Err: fmt.Errorf("attachment %s is not registered on this node", key)}
+}
+
+// keyLocks serialises the work on one attachment.
+type keyLocks struct {
+	mu    sync.Mutex
+	locks map[model.AttachmentKey]*keyLock
+}
+
+type keyLock struct {
+	ch    chan struct{}
+	users int
+}
+
+// lock waits for the key or for ctx.
+func (l *keyLocks) lock(ctx context.Context, key model.AttachmentKey) (unlock func(), err error) {
+	l.mu.Lock()
+	if l.locks == nil {
+		l.locks = map[model.AttachmentKey]*keyLock{}
+	}
+	k, ok := l.locks[key]
+	if !ok {
+		k = &keyLock{ch: make(chan struct{}, 1)}
+		l.locks[key] = k
+	}
+	k.users++
+	l.mu.Unlock()
+
+	done := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if k.users--; k.users == 0 {
+			delete(l.locks, key)
+		}
+	}
+	select {
+	case k.ch <- struct{}{}:
+		return func() { <-k.ch; done() }, nil
+	case <-ctx.Done():
+		done()
+		return nil, &Error{Kind: NotReady, Err: fmt.Errorf("another request for attachment %s is still at work: %w", key, ctx.Err())}
+	}
+}

@@ -1,0 +1,554 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// world is everything around a Manager, recording what it was told, in order.
+type world struct {
+	mu        sync.Mutex
+	log       []string
+	published map[string]model.Endpoint
+	watchers  map[model.AttachmentKey]func(PortState)
+	gone      map[model.AttachmentKey]bool
+	tcp       map[model.AttachmentKey][]netip.AddrPort
+
+	missing      string
+	noListeners  bool // listeners are never acknowledged
+	noSecrets    bool
+	dnsErr       error
+	signErr      error
+	silentListen bool // the listen table never shows the mesh ports
+}
+
+func newWorld() *world {
+	return &world{
+		published: map[string]model.Endpoint{}, watchers: map[model.AttachmentKey]func(PortState){},
+		gone: map[model.AttachmentKey]bool{}, tcp: map[model.AttachmentKey][]netip.AddrPort{},
+	}
+}
+
+func (w *world) note(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.log = append(w.log, fmt.Sprintf(format, args...))
+}
+
+func (w *world) events() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.log)
+}
+
+func (w *world) endpoints() map[string]model.Endpoint {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]model.Endpoint{}
+	for k, v := range w.published {
+		out[k] = v
+	}
+	return out
+}
+
+// The parts that Manager calls.
+
+func (w *world) Missing() string { return w.missing }
+func (w *world) AwaitReady(context.Context) error {
+	if w.missing != "" {
+		return errors.New(w.missing)
+	}
+	return nil
+}
+func (w *world) AddPod(p model.Pod)              { w.note("mesh add %s", p.Key) }
+func (w *world) RemovePod(k model.AttachmentKey) { w.note("mesh remove %s", k) }
+func (w *world) TCPPorts() []netip.AddrPort {
+	return []netip.AddrPort{netip.MustParseAddrPort("198.18.0.9:5432")}
+}
+func (w *world) AwaitWithdrawn(_ context.Context, _ model.ServiceKey, uid string) error {
+	w.note("await withdrawn %s", uid)
+	return nil
+}
+
+func (w *world) AwaitListeners(ctx context.Context, k model.AttachmentKey) error {
+	w.note("await listeners %s", k)
+	if w.noListeners {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+func (w *world) AwaitSecrets(ctx context.Context, k model.AttachmentKey) error {
+	w.note("await secrets %s", k)
+	if w.noSecrets {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+func (w *world) Publish(_ context.Context, ep model.Endpoint) error {
+	w.note("publish %s", describe(ep))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if old, ok := w.published[ep.UID]; ok && old.Generation >= ep.Generation {
+		return fmt.Errorf("generation %d after %d", ep.Generation, old.Generation)
+	}
+	w.published[ep.UID] = ep
+	return nil
+}
+
+func (w *world) Withdraw(_ context.Context, uid string, _ uint64) error {
+	w.note("withdraw %s", uid)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.published, uid)
+	return nil
+}
+
+type fakeIdentities struct{ w *world }
+
+func (f fakeIdentities) Ensure(_ context.Context, id model.Identity) error {
+	f.w.note("ensure %s", id.Account)
+	return f.w.signErr
+}
+func (f fakeIdentities) Release(id model.Identity) { f.w.note("release %s", id.Account) }
+
+type fakeNames struct{ w *world }
+
+func (f fakeNames) Missing() string                 { return "" }
+func (f fakeNames) SetPod(p model.Pod)              { f.w.note("dns add %s", p.Key) }
+func (f fakeNames) RemovePod(k model.AttachmentKey) { f.w.note("dns remove %s", k) }
+func (f fakeNames) AwaitPod(_ context.Context, k model.AttachmentKey) error {
+	f.w.note("await dns %s", k)
+	return f.w.dnsErr
+}
+
+type fakeReadiness struct{ w *world }
+
+func (f fakeReadiness) Watch(p model.Pod, fn func(PortState)) error {
+	f.w.mu.Lock()
+	f.w.watchers[p.Key] = fn
+	silent := f.w.silentListen
+	f.w.mu.Unlock()
+	if silent {
+		fn(PortState{OutboundHTTP: true})
+		return nil
+	}
+	fn(PortState{Inbound: true, OutboundHTTP: true, OutboundTCP: true})
+	return nil
+}
+
+func (f fakeReadiness) Forget(k model.AttachmentKey) {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	delete(f.w.watchers, k)
+}
+
+type fakeCapture struct{ w *world }
+
+func (f fakeCapture) SetTCPPorts(p model.Pod, ports []netip.AddrPort) error {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	f.w.tcp[p.Key] = ports
+	return nil
+}
+func (f fakeCapture) Ensure(p model.Pod, _ []netip.AddrPort) (bool, error) {
+	f.w.note("ensure capture %s", p.Key)
+	return false, nil
+}
+func (f fakeCapture) Gone(p model.Pod) bool {
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	return f.w.gone[p.Key]
+}
+func (f fakeCapture) Unpin(k model.AttachmentKey) error { f.w.note("unpin %s", k); return nil }
+
+func describe(ep model.Endpoint) string {
+	parts := make([]string, 0, len(ep.Ports))
+	for _, p := range ep.Ports {
+		parts = append(parts, fmt.Sprintf("%d=%s", p.Number, p.Health))
+	}
+	return ep.UID + " " + strings.Join(parts, ",")
+}
+
+func openDB(t *testing.T, path string) *bolt.DB {
+	t.Helper()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func newManager(t *testing.T, w *world, db *bolt.DB) *Manager {
+	t.Helper()
+	m, err := New(Config{
+		DB: db, Log: slog.New(slog.DiscardHandler), Node: "node1", TrustDomain: "aether.internal",
+		NetnsDir: t.TempDir(), SpoolDir: t.TempDir(), DrainWait: time.Second, Now: time.Now,
+		Mesh: w, Registry: w, Identities: fakeIdentities{w}, Names: fakeNames{w},
+		Readiness: fakeReadiness{w}, Capture: fakeCapture{w},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func setup(t *testing.T) (*world, *Manager) {
+	t.Helper()
+	w := newWorld()
+	return w, newManager(t, w, openDB(t, filepath.Join(t.TempDir(), "state.db")))
+}
+
+func addRequest(id, name, ip string, annotations map[string]string) *cniv1.AddRequest {
+	return &cniv1.AddRequest{
+		Attachment: &cniv1.Attachment{ContainerId: id, Ifname: "eth0"},
+		Network:    "podnet", Netns: "/run/portolan/netns/" + id + "-eth0", RuntimeNetns: "/run/netns/" + id,
+		Addresses: []string{ip}, CniArgs: map[string]string{argName: name, argNamespace: "default"},
+		Annotations: annotations, AnnotationsKnown: true,
+	}
+}
+
+func multiPort() map[string]string {
+	return map[string]string{"endpoint.aether.io/ports": "8080,9090=h2", "endpoint.aether.io/service": "payments"}
+}
+
+func mustAdd(t *testing.T, m *Manager, req *cniv1.AddRequest) {
+	t.Helper()
+	if err := m.Add(t.Context(), req, func(Decision) error { return nil }); err != nil {
+		t.Fatalf("Add: %v", err)
+	}
+}
+
+func key(id string) model.AttachmentKey { return model.AttachmentKey{ContainerID: id, IfName: "eth0"} }
+
+// The order of an ADD is the one of contract 4.2: certificate, listeners and DNS,
+// the endpoint UNHEALTHY, then the three proofs, then what listens.
+func TestAddProvesBeforeItPublishesHealthy(t *testing.T) {
+	w, m := setup(t)
+	decided := -1
+	err := m.Add(t.Context(), addRequest("c1", "payments-1", "10.1.0.2", multiPort()), func(d Decision) error {
+		if !d.Meshed {
+			t.Errorf("not meshed: %s", d.Reason)
+		}
+		decided = len(w.events())
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"ensure payments", "mesh add c1-eth0", "dns add c1-eth0", "publish c1-eth0 8080=unhealthy,9090=unhealthy",
+		"await listeners c1-eth0",
+		"publish c1-eth0 8080=unhealthy,9090=unhealthy", // the mesh ports listen, nothing is proven yet
+		"await secrets c1-eth0", "await dns c1-eth0",
+		"publish c1-eth0 8080=unhealthy,9090=unhealthy",
+	}
+	if d := cmp.Diff(want, w.events()); d != "" {
+		t.Errorf("events (-want +got):\n%s", d)
+	}
+	if decided != 4 {
+		t.Errorf("decision was sent after %d events, want 4: before the proof is awaited", decided)
+	}
+	w.watchers[key("c1")](PortState{Inbound: true, OutboundHTTP: true, OutboundTCP: true, Listening: []uint16{8080}})
+	if got := describe(w.endpoints()["c1-eth0"]); got != "c1-eth0 8080=healthy,9090=unhealthy" {
+		t.Errorf("after 8080 listens: %s", got)
+	}
+	if len(w.tcp[key("c1")]) != 1 {
+		t.Error("the TCP ports of a new pod were not synced after the ADD")
+	}
+}
+
+// Contract 4.4, XDS-21: a port that listens is not published while 15008 does not.
+func TestNoHealthyPortWithoutInbound(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+	w.watchers[key("c1")](PortState{OutboundHTTP: true, OutboundTCP: true, Listening: []uint16{8080, 9090}})
+	if got := describe(w.endpoints()["c1-eth0"]); got != "c1-eth0 8080=unhealthy,9090=unhealthy" {
+		t.Errorf("without 15008: %s", got)
+	}
+}
+
+// Each missing proof fails the ADD with a kind that means "try again", names what
+// is missing, and leaves nothing behind (CNI-D4, contract 5, XDS-21).
+func TestAddFailsAndUndoes(t *testing.T) {
+	tests := []struct {
+		name string
+		set  func(*world)
+		want string
+	}{
+		{"envoy away", func(w *world) { w.missing = "Envoy is not connected" }, "Envoy is not connected"},
+		{"no certificate", func(w *world) { w.signErr = errors.New("signer is away") }, "no certificate for spiffe://aether.internal/ns/default/sa/payments: signer is away"},
+		{"listeners not accepted", func(w *world) { w.noListeners = true }, "envoy has not accepted the pod's listeners"},
+		{"not listening", func(w *world) { w.silentListen = true }, "acknowledged but not listening yet (15008, 15002)"},
+		{"secrets not accepted", func(w *world) { w.noSecrets = true }, "envoy has not accepted the pod's certificates"},
+		{"no dns", func(w *world) { w.dnsErr = errors.New("not connected") }, "mesh DNS of the pod: not connected"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w, m := setup(t)
+			tt.set(w)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			err := m.Add(ctx, addRequest("c1", "payments-1", "10.1.0.2", multiPort()), func(Decision) error { return nil })
+			if err == nil || !strings.Contains(err.Error(), tt.want) || KindOf(err) != NotReady {
+				t.Fatalf("error %v (kind %d), want NotReady with %q", err, KindOf(err), tt.want)
+			}
+			if len(w.endpoints()) != 0 || len(m.Pods()) != 0 || len(w.watchers) != 0 {
+				t.Errorf("left behind: %v, %v, %d watchers", w.endpoints(), m.Pods(), len(w.watchers))
+			}
+			stored, err := m.store.load()
+			if err != nil || len(stored) != 0 {
+				t.Errorf("stored %v, %v", stored, err)
+			}
+		})
+	}
+}
+
+// Contract 1: bad annotations refuse the pod with a text that names the key, and
+// a pod that stays out is told to nobody.
+func TestAddDecisions(t *testing.T) {
+	tests := []struct {
+		name   string
+		mutate func(*cniv1.AddRequest)
+		meshed bool
+		bad    string
+	}{
+		{"meshed", func(*cniv1.AddRequest) {}, true, ""},
+		{"no annotation", func(r *cniv1.AddRequest) { r.Annotations = map[string]string{"app": "x"} }, false, ""},
+		{"annotations unknown (CNI-45)", func(r *cniv1.AddRequest) { r.AnnotationsKnown = false }, false, ""},
+		{"managed false", func(r *cniv1.AddRequest) { r.Annotations["aether.io/managed"] = "false" }, false, ""},
+		{"bad port", func(r *cniv1.AddRequest) { r.Annotations["endpoint.aether.io/ports"] = "8080,99999" }, false, "endpoint.aether.io/ports"},
+		{"no service name", func(r *cniv1.AddRequest) {
+			r.CniArgs[argName] = "Bad_Name"
+			delete(r.Annotations, "endpoint.aether.io/service")
+		}, false, "endpoint.aether.io/service"},
+		{"bad namespace", func(r *cniv1.AddRequest) { r.CniArgs[argNamespace] = "Bad_NS" }, false, "K8S_POD_NAMESPACE"},
+		{"bad address", func(r *cniv1.AddRequest) { r.Addresses = []string{"10.1.2"} }, false, "10.1.2"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w, m := setup(t)
+			req := addRequest("c1", "payments-1", "10.1.0.2", multiPort())
+			tt.mutate(req)
+			var got Decision
+			err := m.Add(t.Context(), req, func(d Decision) error { got = d; return nil })
+			if tt.bad != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.bad) || KindOf(err) != BadInput {
+					t.Fatalf("error %v, want BadInput naming %s", err, tt.bad)
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if got.Meshed != tt.meshed {
+				t.Errorf("meshed %v (%s), want %v", got.Meshed, got.Reason, tt.meshed)
+			}
+			if !tt.meshed && len(w.events()) != 0 {
+				t.Errorf("somebody was told of a pod that stays out: %v", w.events())
+			}
+		})
+	}
+}
+
+// CNI-22: a late DEL of an old sandbox of the same pod touches only the old one.
+func TestStaleDelLeavesTheNewSandbox(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	mustAdd(t, m, addRequest("c2", "web-0", "10.1.0.3", multiPort()))
+	if err := m.Del(t.Context(), key("c1")); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := w.endpoints()["c2-eth0"]; !ok || len(w.endpoints()) != 1 {
+		t.Errorf("published %v, want exactly c2", w.endpoints())
+	}
+	if slices.Contains(w.events(), "withdraw c2-eth0") || slices.Contains(w.events(), "mesh remove c2-eth0") {
+		t.Error("the new sandbox was touched")
+	}
+}
+
+// CNI-27: DEL of an unknown attachment succeeds, five times, and tells nobody.
+// Contract 4.4: DEL withdraws before the listeners go.
+func TestDel(t *testing.T) {
+	w, m := setup(t)
+	for range 5 {
+		if err := m.Del(t.Context(), key("never")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(w.events()) != 0 {
+		t.Errorf("events of unknown DELs: %v", w.events())
+	}
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	before := len(w.events())
+	if err := m.Del(t.Context(), key("c1")); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"withdraw c1-eth0", "await withdrawn c1-eth0", "dns remove c1-eth0", "mesh remove c1-eth0", "release payments"}
+	if d := cmp.Diff(want, w.events()[before:]); d != "" {
+		t.Errorf("DEL (-want +got):\n%s", d)
+	}
+}
+
+// CNI-37: an address that comes again has one owner: the newer attachment.
+func TestAddressReuse(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("old", "job-1", "10.1.0.2", multiPort()))
+	mustAdd(t, m, addRequest("new", "web-0", "10.1.0.2", multiPort()))
+	if got := w.endpoints(); len(got) != 1 || got["new-eth0"].PodName != "web-0" {
+		t.Errorf("published %v, want only the new owner", got)
+	}
+}
+
+// XDS-47: a late listen-table state of a detached pod resurrects nothing.
+func TestLateStateAfterDel(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	late := w.watchers[key("c1")]
+	if err := m.Del(t.Context(), key("c1")); err != nil {
+		t.Fatal(err)
+	}
+	late(PortState{Inbound: true, Listening: []uint16{8080}})
+	if len(w.endpoints()) != 0 {
+		t.Errorf("resurrected: %v", w.endpoints())
+	}
+}
+
+// CNI-30: what GC removes, by list and by netns.
+func TestGC(t *testing.T) {
+	tests := []struct {
+		name  string
+		valid []model.AttachmentKey
+		want  []model.AttachmentKey
+	}{
+		{"empty list: only what has no netns", nil, []model.AttachmentKey{key("c2")}},
+		{"live one listed", []model.AttachmentKey{key("c1")}, []model.AttachmentKey{key("c2")}},
+		{"both listed", []model.AttachmentKey{key("c1"), key("c2")}, []model.AttachmentKey{}},
+		{"list without the live one", []model.AttachmentKey{key("other")}, []model.AttachmentKey{key("c1"), key("c2")}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w, m := setup(t)
+			mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
+			mustAdd(t, m, addRequest("c2", "b", "10.1.0.3", multiPort()))
+			other := addRequest("c3", "c", "10.1.0.4", multiPort())
+			other.Network = "othernet"
+			mustAdd(t, m, other)
+			w.gone[key("c2")], w.gone[key("c3")] = true, true
+			got, err := m.GC(t.Context(), "podnet", tt.valid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("removed (-want +got):\n%s", d)
+			}
+			if _, ok := w.endpoints()["c3-eth0"]; !ok {
+				t.Error("an attachment of another network was removed")
+			}
+		})
+	}
+}
+
+// CNI-26, MESH-41: a ghost goes after three passes; a mass of ghosts does not go.
+func TestGhosts(t *testing.T) {
+	w, m := setup(t)
+	for i := range 10 {
+		mustAdd(t, m, addRequest(fmt.Sprintf("c%d", i), "web", fmt.Sprintf("10.1.0.%d", i+2), multiPort()))
+	}
+	w.gone[key("c0")] = true
+	for pass := range ghostPasses {
+		if len(m.Pods()) != 10 {
+			t.Fatalf("a ghost went before pass %d", pass)
+		}
+		m.Sweep(t.Context())
+	}
+	if len(m.Pods()) != 9 || !slices.Contains(w.events(), "unpin c0-eth0") {
+		t.Errorf("%d pods left, want 9 and the pin removed", len(m.Pods()))
+	}
+	for i := 1; i < 6; i++ {
+		w.gone[key(fmt.Sprintf("c%d", i))] = true
+	}
+	for range ghostPasses + 2 {
+		m.Sweep(t.Context())
+	}
+	if len(m.Pods()) != 9 {
+		t.Errorf("%d pods left after a mass of ghosts, want 9: the breaker", len(m.Pods()))
+	}
+	if _, err := m.GC(t.Context(), "podnet", nil); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("GC of a mass of ghosts on one witness: %v, want a refusal", err)
+	}
+}
+
+// Contract 4.8: a restart finds what was attached, tells everybody again, and
+// keeps what the registry has until the listen table speaks.
+func TestRestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld()
+	m := newManager(t, w, db)
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	want := m.Pods()
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w2 := newWorld()
+	m2 := newManager(t, w2, openDB(t, path))
+	if d := cmp.Diff(want, m2.Pods(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(time.Time.Equal)); d != "" {
+		t.Errorf("after restart (-before +after):\n%s", d)
+	}
+}
+
+// A stored record that cannot be read is set aside under its key; the others load.
+func TestUnreadableRecord(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	db := m.cfg.DB
+	if err := db.Update(func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte(bucketAttachments)).Put([]byte("c9/eth0"), []byte("{broken"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	m2 := newManager(t, w, db)
+	if len(m2.Pods()) != 1 {
+		t.Errorf("loaded %v", m2.Pods())
+	}
+	if err := db.View(func(tx *bolt.Tx) error {
+		if v := tx.Bucket([]byte(bucketUnreadable)).Get([]byte("c9/eth0")); string(v) != "{broken" {
+			return fmt.Errorf("set aside: %q", v)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// ADD twice without DEL changes nothing that is there (C11).
+func TestAddTwice(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	since := m.Pods()[0].Since
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	if len(m.Pods()) != 1 || !m.Pods()[0].Since.Equal(since) || len(w.endpoints()) != 1 {
+		t.Errorf("after the second ADD: %v", m.Pods())
+	}
+}

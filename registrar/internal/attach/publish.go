@@ -1,0 +1,88 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// publishTimeout bounds one write to the registry; a backend that is away keeps
+// the last record and takes the next change (MESH-34).
+const publishTimeout = 5 * time.Second
+
+// observe takes a new listen-table state of a pod and publishes the change.
+// Readiness calls it, one call at a time for one pod.
+func (m *Manager) observe(key model.AttachmentKey, s PortState) {
+	m.mu.Lock()
+	a, ok := m.pods[key]
+	if !ok || a.leaving {
+		m.mu.Unlock()
+		return
+	}
+	reported := slices.Equal(a.state.Misbound, s.Misbound)
+	a.state = s
+	pod := a.pod
+	m.mu.Unlock()
+	if !reported && len(s.Misbound) > 0 {
+		m.log.Warn("port listens only where the mesh cannot reach it: bind 127.0.0.1, 0.0.0.0 or ::", "pod", pod.Name, "attachment", key.String(), "ports", fmt.Sprint(s.Misbound))
+	}
+	m.publish(key)
+}
+
+// publish writes the pod's record as it is now. A pure client has none.
+func (m *Manager) publish(key model.AttachmentKey) {
+	m.mu.Lock()
+	a, ok := m.pods[key]
+	if !ok || a.leaving || len(a.pod.Ports) == 0 {
+		m.mu.Unlock()
+		return
+	}
+	a.generation = m.nextGeneration(a.generation)
+	ep := m.endpoint(a)
+	m.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
+	defer cancel()
+	if err := m.cfg.Registry.Publish(ctx, ep); err != nil {
+		m.log.Error("cannot publish endpoint", "uid", ep.UID, "generation", ep.Generation, "error", err)
+	}
+}
+
+// nextGeneration grows over restarts without being stored: it follows the clock,
+// and never goes back within a process.
+func (m *Manager) nextGeneration(last uint64) uint64 {
+	return max(last+1, uint64(m.cfg.Now().UnixNano()))
+}
+
+// endpoint builds the record of an attachment. A port is HEALTHY only when the
+// listeners are proven, 15008 listens and the app listens (contract 4.3, 4.4);
+// a pod is always Ready standalone. The caller holds mu.
+func (m *Manager) endpoint(a *attachment) model.Endpoint {
+	p := a.pod
+	ep := model.Endpoint{
+		UID:         p.Key.String(),
+		Generation:  a.generation,
+		Service:     p.Service,
+		Identity:    p.Identity,
+		Addresses:   slices.Clone(p.Addresses),
+		Default:     p.Default,
+		Weight:      p.Weight,
+		Locality:    m.cfg.Locality,
+		Metadata:    p.Metadata,
+		PodName:     p.Name,
+		PodUID:      p.UID,
+		Node:        m.cfg.Node,
+		ContainerID: p.Key.ContainerID,
+	}
+	for _, pt := range p.Ports {
+		st := model.PortStatus{Port: pt}
+		if a.proven && a.state.Inbound && slices.Contains(a.state.Listening, pt.Number) {
+			st.Health = model.Healthy
+		}
+		ep.Ports = append(ep.Ports, st)
+	}
+	return ep
+}

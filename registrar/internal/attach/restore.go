@@ -1,0 +1,208 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/api/cni/spool"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+const (
+	// runMarker lies in the pin folder, which a reboot wipes: without it every
+	// stored pin is void, and that many ghosts at once are no surprise.
+	runMarker = ".registrar"
+	// adoptAge keeps notes of an ADD that is under way out of adoption.
+	adoptAge = 10 * time.Second
+	// adoptTimeout bounds the proof of one adopted pod; the next sweep tries again.
+	adoptTimeout = 5 * time.Second
+)
+
+// Restore replays the DELs that were spooled while nobody listened and tells
+// everybody what is attached. Call it once, after the other parts run and before
+// the CNI socket opens (CNI-29).
+func (m *Manager) Restore(ctx context.Context) error {
+	wiped, err := m.markRun()
+	if err != nil {
+		return err
+	}
+	m.replayDeleted(ctx)
+	pods := m.Pods()
+	for _, p := range pods {
+		switch {
+		case !m.cfg.Capture.Gone(p):
+			if err := m.restorePod(ctx, p); err != nil {
+				return err
+			}
+		case wiped:
+			m.dropStored(ctx, p.Key, "the node was restarted")
+		default:
+			m.log.Warn("network namespace of a stored attachment is not there", "attachment", p.Key.String(), "netns", p.Netns)
+		}
+	}
+	m.log.Info("attachments restored", "stored", len(pods), "running", len(m.provenPods()), "rebooted", wiped)
+	return nil
+}
+
+// markRun reports whether the run folder was wiped since the last start.
+func (m *Manager) markRun() (wiped bool, err error) {
+	path := filepath.Join(m.cfg.NetnsDir, runMarker)
+	_, err = os.Stat(path)
+	wiped = errors.Is(err, fs.ErrNotExist)
+	if !wiped {
+		return false, nil
+	}
+	if err := os.MkdirAll(m.cfg.NetnsDir, 0o700); err != nil {
+		return wiped, fmt.Errorf("make the folder of netns pins: %w", err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return wiped, fmt.Errorf("mark the folder of netns pins: %w", err)
+	}
+	return wiped, nil
+}
+
+// restorePod tells everybody of a stored pod. Its ports stay published as they
+// were until the listen table speaks (contract 4.8).
+func (m *Manager) restorePod(ctx context.Context, p model.Pod) error {
+	if err := m.cfg.Identities.Ensure(ctx, p.Identity); err != nil {
+		return fmt.Errorf("no certificate for %s of attachment %s: %w", p.Identity.SPIFFE(), p.Key, err)
+	}
+	m.mu.Lock()
+	if a, ok := m.pods[p.Key]; ok {
+		a.told = true
+	}
+	m.mu.Unlock()
+	m.tell(p)
+	err := m.cfg.Readiness.Watch(p, func(s PortState) { m.observe(p.Key, s) })
+	if err != nil {
+		// The netns went between the check and here: a ghost for the sweep.
+		m.log.Warn("cannot read the listen table of a stored attachment", "attachment", p.Key.String(), "error", err)
+	}
+	return nil
+}
+
+// dropStored forgets an attachment that nobody was told of in this process.
+func (m *Manager) dropStored(ctx context.Context, key model.AttachmentKey, why string) {
+	if err := m.cfg.Registry.Withdraw(ctx, key.String(), m.nextGeneration(0)); err != nil {
+		m.log.Error("cannot withdraw endpoint", "uid", key.String(), "error", err)
+	}
+	if err := m.store.remove(key); err != nil {
+		m.log.Error("cannot remove the record of an attachment", "attachment", key.String(), "error", err)
+	}
+	if err := m.cfg.Capture.Unpin(key); err != nil {
+		m.log.Warn("cannot remove the pin of an attachment", "attachment", key.String(), "error", err)
+	}
+	m.drop(key)
+	m.log.Info("stored attachment dropped", "attachment", key.String(), "why", why)
+}
+
+// replayDeleted carries out the DELs of the spool.
+func (m *Manager) replayDeleted(ctx context.Context) {
+	for _, e := range m.scan(m.cfg.SpoolDir) {
+		if e.Kind != spool.Deleted {
+			continue
+		}
+		key := keyOf(e.Note.GetDeleted().GetAttachment())
+		m.mu.Lock()
+		a, known := m.pods[key]
+		told := known && a.told
+		since := time.Time{}
+		if known {
+			since = a.pod.Since
+		}
+		m.mu.Unlock()
+		switch {
+		case known && since.After(time.Unix(0, e.Note.GetUnixNanos())):
+			// The same sandbox was added again after that DEL: the note is void.
+		case told:
+			m.sweep(ctx, model.Pod{Key: key}, "spooled DEL")
+		default:
+			m.dropStored(ctx, key, "spooled DEL")
+		}
+		m.removeNote(m.cfg.SpoolDir, e.Name)
+	}
+}
+
+// Replay takes what the plugin left on disk since the last pass: spooled DELs,
+// pods that run unmeshed although they should not, and pins without a record
+// (their ADD was lost in a crash, or state.db was).
+func (m *Manager) Replay(ctx context.Context) {
+	m.replayDeleted(ctx)
+	for _, p := range m.Pods() {
+		m.mu.Lock()
+		a, ok := m.pods[p.Key]
+		late := ok && a.proven && !a.told && !a.leaving
+		m.mu.Unlock()
+		if late && !m.cfg.Capture.Gone(p) {
+			if err := m.restorePod(ctx, p); err != nil {
+				m.log.Warn("stored attachment is still not served", "attachment", p.Key.String(), "error", err)
+			}
+		}
+	}
+	for _, e := range m.scan(m.cfg.SpoolDir) {
+		if e.Kind == spool.Unmeshed {
+			req := e.Note.GetUnmeshed()
+			// Its pin was not kept: the runtime's own path serves.
+			req.Netns = req.GetRuntimeNetns()
+			if m.adopt(ctx, req) {
+				m.removeNote(m.cfg.SpoolDir, e.Name)
+			}
+		}
+	}
+	for _, e := range m.scan(m.cfg.NetnsDir) {
+		age := m.cfg.Now().Sub(time.Unix(0, e.Note.GetUnixNanos()))
+		if e.Kind == spool.Attached && age > adoptAge {
+			m.adopt(ctx, e.Note.GetAttached())
+		}
+	}
+}
+
+// adopt takes a running pod into the mesh without an ADD. It reports whether the
+// request needs no further attention: adopted, known already, not to be meshed,
+// or gone.
+func (m *Manager) adopt(ctx context.Context, req *cniv1.AddRequest) bool {
+	key := keyOf(req.GetAttachment())
+	if _, err := m.Check(key); err == nil {
+		return true
+	}
+	d, err := Decide(req, m.cfg.TrustDomain, m.cfg.Now())
+	if err != nil {
+		m.log.Warn("running pod cannot be adopted", "attachment", key.String(), "error", err)
+		return true
+	}
+	if !d.Meshed || m.cfg.Capture.Gone(d.Pod) {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	err = m.Add(ctx, req, func(Decision) error { return nil })
+	if err == nil {
+		_, err = m.cfg.Capture.Ensure(d.Pod, m.cfg.Mesh.TCPPorts())
+	}
+	if err != nil {
+		m.log.Warn("running pod is not adopted yet", "attachment", key.String(), "pod", d.Pod.Name, "error", err)
+		return false
+	}
+	m.log.Info("running pod adopted", "attachment", key.String(), "pod", d.Pod.Name, "service", d.Pod.Service.String())
+	return true
+}
+
+func (m *Manager) scan(dir string) []spool.Entry {
+	entries, err := spool.Scan(dir)
+	if err != nil {
+		m.log.Error("notes of the plugin cannot be read", "folder", dir, "error", err)
+	}
+	return entries
+}
+
+func (m *Manager) removeNote(dir, name string) {
+	if err := spool.Remove(dir, name); err != nil {
+		m.log.Error("cannot remove a note that was carried out", "folder", dir, "note", name, "error", err)
+	}
+}
