@@ -1,0 +1,141 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+const (
+	// Bridge is the node's bridge, made by the first ADD.
+	Bridge = "cni0"
+	// NetworkName is the conflist's name.
+	NetworkName = "pods"
+	// annotationsCapability is how a runtime passes the pod's annotations
+	// (contract 7).
+	annotationsCapability = "io.kubernetes.cri.pod-annotations"
+
+	cniStateDir  = "/var/lib/cni"
+	podSubnet4   = "10.88.0.0/16"
+	podSubnet6   = "fd00:88::/64"
+	podInterface = "eth0"
+)
+
+// chain is the CNI configuration of the node, run by libcni as a container
+// runtime does: the loopback network first, then the pods' network.
+type chain struct {
+	cni      *libcni.CNIConfig
+	loopback *libcni.NetworkConfigList
+	pods     *libcni.NetworkConfigList
+}
+
+// newChain reads plugins from bin (portolan) and bin/cni (the reference
+// plugins). Keys of plugin are added to portolan's entry of the conflist.
+func newChain(bin, version string, plugin map[string]any) (*chain, error) {
+	portolan := map[string]any{"type": "portolan", "capabilities": map[string]bool{annotationsCapability: true}}
+	maps.Copy(portolan, plugin)
+	return newChainOf(bin, version, bridgeConf(), portolan)
+}
+
+// bridgeConf is the bridge plugin's entry: a bridge that routes, and addresses
+// of both families. Duplicate address detection is off, as it is by default.
+func bridgeConf() map[string]any {
+	return map[string]any{
+		"type": "bridge", "bridge": Bridge, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true,
+		"ipam": map[string]any{
+			"type":    "host-local",
+			"dataDir": filepath.Join(cniStateDir, "networks"),
+			"ranges":  [][]map[string]string{{{"subnet": podSubnet4}}, {{"subnet": podSubnet6}}},
+		},
+	}
+}
+
+func newChainOf(bin, version string, plugins ...map[string]any) (*chain, error) {
+	pods, err := confList(NetworkName, version, plugins...)
+	if err != nil {
+		return nil, err
+	}
+	loopback, err := confList("cni-loopback", version, map[string]any{"type": "loopback"})
+	if err != nil {
+		return nil, err
+	}
+	return &chain{
+		cni:      libcni.NewCNIConfigWithCacheDir([]string{bin, filepath.Join(bin, "cni")}, cniStateDir, nil),
+		loopback: loopback,
+		pods:     pods,
+	}, nil
+}
+
+func confList(name, version string, plugins ...map[string]any) (*libcni.NetworkConfigList, error) {
+	conf, err := json.Marshal(map[string]any{"cniVersion": version, "name": name, "plugins": plugins})
+	if err != nil {
+		return nil, fmt.Errorf("encode the conflist %s: %w", name, err)
+	}
+	list, err := libcni.ConfListFromBytes(conf)
+	if err != nil {
+		return nil, fmt.Errorf("read the conflist %s: %w", name, err)
+	}
+	return list, nil
+}
+
+// add runs ADD of both networks.
+func (c *chain) add(ctx context.Context, rt *libcni.RuntimeConf) (types.Result, error) {
+	if _, err := c.cni.AddNetworkList(ctx, c.loopback, loopbackConf(rt)); err != nil {
+		return nil, fmt.Errorf("ADD to %s: %w", c.loopback.Name, err)
+	}
+	result, err := c.cni.AddNetworkList(ctx, c.pods, rt)
+	if err != nil {
+		return nil, fmt.Errorf("ADD to %s: %w", c.pods.Name, err)
+	}
+	return result, nil
+}
+
+// del runs DEL of both networks.
+func (c *chain) del(ctx context.Context, rt *libcni.RuntimeConf) error {
+	if err := c.cni.DelNetworkList(ctx, c.pods, rt); err != nil {
+		return fmt.Errorf("DEL from %s: %w", c.pods.Name, err)
+	}
+	if err := c.cni.DelNetworkList(ctx, c.loopback, loopbackConf(rt)); err != nil {
+		return fmt.Errorf("DEL from %s: %w", c.loopback.Name, err)
+	}
+	return nil
+}
+
+func loopbackConf(rt *libcni.RuntimeConf) *libcni.RuntimeConf {
+	lo := *rt
+	lo.IfName = "lo"
+	return &lo
+}
+
+// Check runs CHECK for the pod.
+func (n *Node) Check(ctx context.Context, p *Pod) error {
+	if err := n.chain.cni.CheckNetworkList(ctx, n.chain.pods, p.runtime); err != nil {
+		return fmt.Errorf("CHECK of %s: %w", p.Spec.Name, err)
+	}
+	return nil
+}
+
+// GC runs GC with the pods that are live as the valid attachments.
+func (n *Node) GC(ctx context.Context) error {
+	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}
+	for _, p := range n.Pods() {
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: p.ContainerID, IfName: podInterface})
+	}
+	if err := n.chain.cni.GCNetworkList(ctx, n.chain.pods, args); err != nil {
+		return fmt.Errorf("GC of %s: %w", NetworkName, err)
+	}
+	return nil
+}
+
+// Status runs STATUS: nil when the node can take pods.
+func (n *Node) Status(ctx context.Context) error {
+	if err := n.chain.cni.GetStatusNetworkList(ctx, n.chain.pods); err != nil {
+		return fmt.Errorf("STATUS of %s: %w", NetworkName, err)
+	}
+	return nil
+}
