@@ -86,11 +86,11 @@ func (Health) EnumDescriptor() ([]byte, []int) {
 // ServiceEndpoint is one pod with all the ports it serves.
 type ServiceEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// ip is the pod's primary address in its textual form. At most 45 bytes.
+	// ip is the pod's primary address in its textual form, without zone. At most 45 bytes.
 	Ip string `protobuf:"bytes,1,opt,name=ip,proto3" json:"ip,omitempty"`
 	// cluster_name is the service's mesh name, for example payments.aether.internal. At most 253 bytes.
 	ClusterName string `protobuf:"bytes,2,opt,name=cluster_name,json=clusterName,proto3" json:"cluster_name,omitempty"`
-	// port is the default port, 1-65535.
+	// port is the default port, 1-65535. 0 with no ports is a pure client, which serves nothing.
 	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
 	// weight is the load-balancing weight, 1-65535; 0 (older writers) means 1.
 	Weight uint32 `protobuf:"varint,4,opt,name=weight,proto3" json:"weight,omitempty"`
@@ -112,18 +112,23 @@ type ServiceEndpoint struct {
 	PortHealth map[uint32]Health `protobuf:"bytes,13,rep,name=port_health,json=portHealth,proto3" json:"port_health,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value,enum=portolan.endpoint.v1.Health"`
 	// addresses are the pod's addresses of both families, ip first. At most 8, each 45 bytes.
 	Addresses []string `protobuf:"bytes,14,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// service_account is the account of the pod's SPIFFE ID. At most 253 bytes.
+	// service_account is the account of the pod's SPIFFE ID: one path segment of
+	// letters, digits, dots, hyphens and underscores. At most 253 bytes.
 	ServiceAccount string `protobuf:"bytes,15,opt,name=service_account,json=serviceAccount,proto3" json:"service_account,omitempty"`
-	// trust_domain is the SPIFFE trust domain. At most 255 bytes.
+	// trust_domain is the SPIFFE trust domain: lower-case letters, digits, dots,
+	// hyphens and underscores. At most 255 bytes.
 	TrustDomain string `protobuf:"bytes,16,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
 	// pod_uid is the pod's UID. At most 128 bytes.
 	PodUid string `protobuf:"bytes,17,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
 	// service is the service's name, a DNS label.
 	Service string `protobuf:"bytes,18,opt,name=service,proto3" json:"service,omitempty"`
 	// generation grows with every change of this record by its one writer; readers keep the highest.
-	Generation    uint64 `protobuf:"varint,19,opt,name=generation,proto3" json:"generation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Generation uint64 `protobuf:"varint,19,opt,name=generation,proto3" json:"generation,omitempty"`
+	// since_unix_nanos is when the pod was added, in nanoseconds since 1970. Of two
+	// records with one address the later one owns it; 0 (older writers) is older than any other.
+	SinceUnixNanos int64 `protobuf:"varint,20,opt,name=since_unix_nanos,json=sinceUnixNanos,proto3" json:"since_unix_nanos,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ServiceEndpoint) Reset() {
@@ -278,6 +283,13 @@ func (x *ServiceEndpoint) GetService() string {
 func (x *ServiceEndpoint) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
+	}
+	return 0
+}
+
+func (x *ServiceEndpoint) GetSinceUnixNanos() int64 {
+	if x != nil {
+		return x.SinceUnixNanos
 	}
 	return 0
 }
@@ -460,7 +472,7 @@ var File_endpoint_v1_endpoint_proto protoreflect.FileDescriptor
 
 const file_endpoint_v1_endpoint_proto_rawDesc = "" +
 	"\n" +
-	"\x1aendpoint/v1/endpoint.proto\x12\x14portolan.endpoint.v1\"\xd4\b\n" +
+	"\x1aendpoint/v1/endpoint.proto\x12\x14portolan.endpoint.v1\"\xfe\b\n" +
 	"\x0fServiceEndpoint\x12\x0e\n" +
 	"\x02ip\x18\x01 \x01(\tR\x02ip\x12!\n" +
 	"\fcluster_name\x18\x02 \x01(\tR\vclusterName\x12\x12\n" +
@@ -482,7 +494,8 @@ const file_endpoint_v1_endpoint_proto_rawDesc = "" +
 	"\aservice\x18\x12 \x01(\tR\aservice\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x13 \x01(\x04R\n" +
-	"generation\x1a;\n" +
+	"generation\x12(\n" +
+	"\x10since_unix_nanos\x18\x14 \x01(\x03R\x0esinceUnixNanos\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a@\n" +
