@@ -1,0 +1,259 @@
+package cache
+
+import "slices"
+
+// Result is the outcome of an Await.
+type Result struct {
+	// Disconnected: no Envoy is connected that could acknowledge. Nothing else is
+	// set then.
+	Disconnected bool
+	// Rejections are the awaited versions that a stream rejected.
+	Rejections []Rejection
+	// Unsubscribed are keys that no stream subscribes to, so that nobody had to
+	// acknowledge them.
+	Unsubscribed []Key
+}
+
+// Acknowledged reports that every stream that has to do with the keys has
+// acknowledged all of them.
+func (r *Result) Acknowledged() bool { return !r.Disconnected && len(r.Rejections) == 0 }
+
+// Await calls fn once, when on every stream that subscribes to them the keys, in
+// the state that they have now or a later one, are acknowledged or rejected. A
+// key that does not exist is acknowledged when its removal is. The acknowledgement
+// of a load assignment is that of the copy that followed its cluster, so it
+// proves the cluster active (dataplane decision 5).
+//
+// A key of WildcardCluster or Listener is awaited on every ADS stream, whether
+// or not it has asked yet; other keys only where they are subscribed to. With no
+// Envoy connected, now or later, the result says so.
+//
+// fn runs in a goroutine of the cache, which calls one function after the other,
+// and may call the cache. After cancel returned fn is not started any more,
+// though it may be running.
+func (c *Cache) Await(keys []Key, fn func(Result)) (cancel func()) {
+	return c.await(keys, false, fn)
+}
+
+// AwaitSubscribed is Await, but waits on every ADS stream (for an
+// OnDemandCluster: every on-demand stream) until it subscribes to all of keys.
+// It is for what Envoy asks for by itself a moment later: the secrets of a
+// listener that was just acknowledged (contract 4.2).
+func (c *Cache) AwaitSubscribed(keys []Key, fn func(Result)) (cancel func()) {
+	return c.await(keys, true, fn)
+}
+
+func (c *Cache) await(keys []Key, subscribed bool, fn func(Result)) (cancel func()) {
+	c.mu.Lock()
+	defer c.unlock()
+	w := &waiter{fn: fn, subscribed: subscribed, targets: make([]target, 0, len(keys))}
+	for _, key := range keys {
+		t := target{key: key}
+		if e := c.entries[key.Kind][key.Name]; e != nil {
+			t.seq = e.seq
+		}
+		w.targets = append(w.targets, t)
+	}
+	c.waits.add(w)
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		w.done = true
+		c.waits.remove(w)
+	}
+}
+
+// waiter is one Await.
+type waiter struct {
+	fn         func(Result)
+	subscribed bool
+	targets    []target
+	queued     bool
+	done       bool
+}
+
+// target is one key and the change that must be acknowledged at least.
+type target struct {
+	key Key
+	seq uint64
+}
+
+// waits finds the waiters that a change concerns. Guarded by Cache.mu.
+type waits struct {
+	byKey map[Key][]*waiter
+	all   map[*waiter]struct{}
+	// queue are waiters to be looked at before the critical section ends.
+	queue []*waiter
+}
+
+func newWaits() waits {
+	return waits{byKey: make(map[Key][]*waiter), all: make(map[*waiter]struct{})}
+}
+
+func (w *waits) add(x *waiter) {
+	w.all[x] = struct{}{}
+	for i := range x.targets {
+		w.byKey[x.targets[i].key] = append(w.byKey[x.targets[i].key], x)
+	}
+	w.push(x)
+}
+
+func (w *waits) remove(x *waiter) {
+	delete(w.all, x)
+	for i := range x.targets {
+		key := x.targets[i].key
+		list := slices.DeleteFunc(w.byKey[key], func(y *waiter) bool { return y == x })
+		if len(list) == 0 {
+			delete(w.byKey, key)
+		} else {
+			w.byKey[key] = list
+		}
+	}
+}
+
+func (w *waits) recheck(key Key) {
+	if len(w.byKey) == 0 {
+		return
+	}
+	for _, x := range w.byKey[key] {
+		w.push(x)
+	}
+}
+
+func (w *waits) recheckAll() {
+	for x := range w.all {
+		w.push(x)
+	}
+}
+
+func (w *waits) push(x *waiter) {
+	if !x.queued && !x.done {
+		x.queued = true
+		w.queue = append(w.queue, x)
+	}
+}
+
+// resolveLocked looks at the waiters that something happened to and hands over
+// those that are done.
+func (c *Cache) resolveLocked() {
+	for _, w := range c.waits.queue {
+		w.queued = false
+		if w.done {
+			continue
+		}
+		result, done := c.outcomeLocked(w)
+		if !done {
+			continue
+		}
+		w.done = true
+		c.waits.remove(w)
+		c.calls.add(func() { w.fn(result) })
+	}
+	clear(c.waits.queue)
+	c.waits.queue = c.waits.queue[:0]
+}
+
+// outcomeLocked returns the result of w if nothing is outstanding.
+func (c *Cache) outcomeLocked(w *waiter) (r Result, done bool) {
+	if len(c.streams[ADS])+len(c.streams[OnDemand]) == 0 {
+		return Result{Disconnected: true}, true
+	}
+	for _, t := range w.targets {
+		everyone := w.subscribed || t.key.Kind.whole()
+		streams := c.streams[t.key.Kind.service()]
+		if everyone && len(streams) == 0 {
+			return Result{Disconnected: true}, true
+		}
+		subscribers := 0
+		for st := range streams {
+			state, rejection := st.stateLocked(t, everyone)
+			switch state {
+			case outstanding:
+				return Result{}, false
+			case rejected:
+				r.Rejections = append(r.Rejections, *rejection)
+				subscribers++
+			case acknowledged:
+				subscribers++
+			case unsubscribed:
+			}
+		}
+		if subscribers == 0 {
+			r.Unsubscribed = append(r.Unsubscribed, t.key)
+		}
+	}
+	slices.SortFunc(r.Rejections, Rejection.compare)
+	return r, true
+}
+
+// state is how far one stream is with one target.
+type state uint8
+
+const (
+	outstanding state = iota
+	acknowledged
+	rejected
+	unsubscribed
+)
+
+// stateLocked returns how far the stream is with t. everyone says that a stream
+// which does not subscribe is expected to.
+func (st *Stream) stateLocked(t target, everyone bool) (state, *Rejection) {
+	sub := st.subs[t.key.Kind]
+	if sub == nil || !sub.started {
+		if everyone {
+			return outstanding, nil
+		}
+		return unsubscribed, nil
+	}
+	v := sub.views[t.key.Name]
+	if v == nil {
+		if sub.wildcard && t.key.Kind.whole() {
+			return acknowledged, nil // it does not exist, and the client knows
+		}
+		if everyone {
+			return outstanding, nil
+		}
+		return unsubscribed, nil
+	}
+	need := max(t.seq, v.needSeq)
+	switch {
+	case v.ackedSeq >= need:
+		return acknowledged, nil
+	case v.rejectedSeq >= need && sub.rejections[t.key.Name] != nil:
+		return rejected, sub.rejections[t.key.Name]
+	}
+	return outstanding, nil
+}
+
+// calls are functions to be called without the lock, in order, by a goroutine
+// that exists while there are any. Guarded by Cache.mu.
+type calls struct {
+	queue   []func()
+	running bool
+}
+
+func (q *calls) add(f func()) { q.queue = append(q.queue, f) }
+
+func (q *calls) startLocked(c *Cache) {
+	if len(q.queue) > 0 && !q.running {
+		q.running = true
+		go c.call()
+	}
+}
+
+func (c *Cache) call() {
+	for {
+		c.mu.Lock()
+		list := c.calls.queue
+		c.calls.queue = nil
+		c.calls.running = len(list) > 0
+		c.mu.Unlock()
+		if len(list) == 0 {
+			return
+		}
+		for _, f := range list {
+			f()
+		}
+	}
+}
