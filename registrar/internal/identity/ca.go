@@ -1,0 +1,223 @@
+package identity
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+)
+
+// caFile is the name of the roots' file in the CA's folder.
+const caFile = "ca.pem"
+
+// upkeepRetry is how long the CA waits after its file could not be written.
+const upkeepRetry = time.Minute
+
+// CA is the built-in signer of one machine. It trusts its caller to name the
+// identity; its key lies in a file. It is safe for concurrent use.
+type CA struct {
+	path  string
+	td    spiffeid.TrustDomain
+	clock Clock
+	log   *slog.Logger
+
+	// mu guards roots and retryAt.
+	mu    sync.Mutex
+	roots []root // oldest first, never empty
+	// retryAt is when the next upkeep may be tried after one failed.
+	retryAt time.Time
+}
+
+// OpenCA opens the CA in dir, or makes one. A file that cannot be read as roots
+// is set aside under a name of its own and a new root is made: all SVIDs are then
+// reissued. A file of another trust domain, or one whose roots are not valid yet
+// (a wrong clock), is refused, as making a new root could not be undone.
+func OpenCA(dir, trustDomain string, clock Clock, log *slog.Logger) (*CA, error) {
+	td, err := spiffeid.TrustDomainFromString(trustDomain)
+	if err != nil || td.Name() != trustDomain {
+		return nil, fmt.Errorf("trust domain %q is not a lower-case domain name", trustDomain)
+	}
+	if err := ensurePrivateDir(dir, log); err != nil {
+		return nil, err
+	}
+	ca := &CA{path: filepath.Join(dir, caFile), td: td, clock: clock, log: log}
+	if err := removeTemporary(ca.path); err != nil {
+		return nil, err
+	}
+	if ca.roots, err = ca.load(); err != nil {
+		return nil, err
+	}
+	if err := ca.upkeep(clock()); err != nil {
+		return nil, err
+	}
+	return ca, nil
+}
+
+// load returns the stored roots, or none when there is no file or when it was set
+// aside.
+func (ca *CA) load() ([]root, error) {
+	data, err := os.ReadFile(ca.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the roots of trust domain %s: %w", ca.td, err)
+	}
+	if err := ensurePrivateFile(ca.path, ca.log); err != nil {
+		return nil, err
+	}
+	roots, err := decodeRoots(data)
+	if err != nil {
+		return nil, ca.setAside(err)
+	}
+	return roots, ca.accept(roots)
+}
+
+// accept refuses roots that are sound but not for here and now.
+func (ca *CA) accept(roots []root) error {
+	now := ca.clock()
+	for _, r := range roots {
+		if got := r.cert.URIs[0].String(); got != ca.td.ID().String() {
+			return fmt.Errorf("%s holds the root of %s, not of %s: set the trust domain back, or move the file away to start a new root (every certificate is then reissued)",
+				ca.path, got, ca.td.ID())
+		}
+	}
+	if first := roots[0].cert; now.Before(first.NotBefore) {
+		return fmt.Errorf("the root in %s is valid from %s on and the clock says %s: correct the clock, or move the file away to start a new root",
+			ca.path, first.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// setAside keeps a copy of a damaged file, so that a key can be recovered by hand.
+func (ca *CA) setAside(cause error) error {
+	aside := ca.path + ".corrupt-" + ca.clock().UTC().Format("20060102T150405Z")
+	if err := os.Rename(ca.path, aside); err != nil {
+		return fmt.Errorf("%s is damaged (%w) and cannot be set aside: %w", ca.path, cause, err)
+	}
+	ca.log.Error("the file of the trust domain's root is damaged: set aside, a new root is made and every certificate is reissued; to keep the old root, stop, mend the copy, put it back and start again",
+		"file", ca.path, "copy", aside, "cause", cause)
+	return nil
+}
+
+// upkeep drops roots that nothing chains to any more, makes a successor when the
+// newest root is past half of its life, and stores the result. On error the roots
+// are as before: a root that is not on disk is never used. The caller holds mu or
+// is alone.
+func (ca *CA) upkeep(now time.Time) error {
+	next := livingRoots(ca.roots, now)
+	changed := len(next) != len(ca.roots)
+	if len(next) == 0 && len(ca.roots) > 0 {
+		ca.log.Error("every root of the trust domain has expired: a new one is made and every certificate is reissued", "file", ca.path)
+	}
+	if needsSuccessor(next, now) {
+		r, err := newRoot(ca.td, now)
+		if err != nil {
+			return err
+		}
+		next, changed = append(next, r), true
+		ca.log.Info("new root of the trust domain", "trust_domain", ca.td.Name(), "file", ca.path,
+			"subject", r.cert.Subject.CommonName, "not_after", r.cert.NotAfter, "older_roots", len(next)-1)
+	}
+	if !changed {
+		return nil
+	}
+	data, err := encodeRoots(next)
+	if err != nil {
+		return err
+	}
+	if err := writeFile(ca.path, data, durable); err != nil {
+		return fmt.Errorf("store the roots of trust domain %s: %w", ca.td, err)
+	}
+	ca.roots = next
+	return nil
+}
+
+// current returns the roots after upkeep. A failed upkeep is logged and tried
+// again later: the roots at hand have years left.
+func (ca *CA) current(now time.Time) []root {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	if !now.Before(ca.retryAt) {
+		if err := ca.upkeep(now); err != nil {
+			ca.retryAt = now.Add(upkeepRetry)
+			ca.log.Error("cannot renew the root; the present one goes on signing", "error", err)
+		}
+	}
+	return ca.roots
+}
+
+// Sign implements Signer: an SVID of 24 h for client and server use, with the
+// SPIFFE ID as its only name.
+func (ca *CA) Sign(ctx context.Context, req SignRequest) ([][]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	id, err := spiffeID(req.Identity)
+	if err != nil {
+		return nil, err
+	}
+	if !id.MemberOf(ca.td) {
+		return nil, fmt.Errorf("%w: %s is not of trust domain %s", ErrRefused, id, ca.td)
+	}
+	pub, err := checkCSR(req.CSR, id)
+	if err != nil {
+		return nil, err
+	}
+	der, err := ca.issue(id, pub)
+	if err != nil {
+		return nil, err
+	}
+	ca.log.Debug("signed", "node", req.Node, "identity", id.String())
+	return [][]byte{der}, nil
+}
+
+func (ca *CA) issue(id spiffeid.ID, pub *ecdsa.PublicKey) ([]byte, error) {
+	now := ca.clock()
+	signer, ok := signingRoot(ca.current(now), now)
+	if !ok {
+		return nil, fmt.Errorf("no root of trust domain %s is valid at %s: check the clock", ca.td, now.UTC().Format(time.RFC3339))
+	}
+	notAfter := now.Add(svidLifetime)
+	if notAfter.After(signer.cert.NotAfter) {
+		notAfter = signer.cert.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              notAfter,
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid: true,
+		URIs:                  []*url.URL{id.URL()},
+	}, signer.cert, pub, signer.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign %s: %w", id, err)
+	}
+	return der, nil
+}
+
+// Bundle implements Signer.
+func (ca *CA) Bundle(ctx context.Context) (Bundle, error) {
+	if err := ctx.Err(); err != nil {
+		return Bundle{}, err
+	}
+	roots := ca.current(ca.clock())
+	certs := make([]*x509.Certificate, 0, len(roots))
+	for _, r := range roots {
+		certs = append(certs, r.cert)
+	}
+	return NewBundle(ca.td.Name(), certs), nil
+}
+
+var _ Signer = (*CA)(nil)

@@ -1,0 +1,275 @@
+package identity
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	// bundleInterval is how often the signer's bundle is looked at. It also bounds
+	// every sleep: a machine that was suspended, or whose clock was set, must not
+	// sleep past half-life.
+	bundleInterval = time.Minute
+	// minRenewPause is the least time between two renewals of one SVID.
+	minRenewPause = 30 * time.Second
+	// The pause after a failed renewal doubles from firstRetry to lastRetry.
+	firstRetry = time.Second
+	lastRetry  = time.Minute
+	// maxFailuresInRow ends a round of renewals: the signer is away, and asking
+	// it for every identity would not bring it back.
+	maxFailuresInRow = 8
+)
+
+// renewLoop renews what is due until ctx ends.
+func (m *Manager) renewLoop(ctx context.Context) {
+	var pause retry
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var bundleAt time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-m.wake:
+		}
+		now := m.cfg.Clock()
+		// Also when the clock was set back: never later than one interval.
+		if !now.Before(bundleAt) || bundleAt.Sub(now) > bundleInterval {
+			bundleAt = now.Add(bundleInterval)
+			if _, err := m.refreshBundle(ctx); err != nil && ctx.Err() == nil {
+				m.cfg.Log.Warn("cannot look at the signer's roots; the known ones stay", "error", err)
+				bundleAt = now.Add(firstRetry * 5)
+			}
+		}
+		if pause.over(now) {
+			pause.note(m.renewDue(ctx), m.cfg.Clock())
+		}
+		timer.Reset(m.sleep(pause, bundleAt))
+	}
+}
+
+// sleep is the time until something is due.
+func (m *Manager) sleep(pause retry, bundleAt time.Time) time.Duration {
+	now := m.cfg.Clock()
+	next := bundleAt
+	m.mu.Lock()
+	for _, e := range m.entries {
+		if e.issued() {
+			if t := e.renewAt(now); t.Before(next) {
+				next = t
+			}
+		}
+	}
+	m.mu.Unlock()
+	if next.Before(pause.until) {
+		next = pause.until
+	}
+	return min(max(next.Sub(now), 0), bundleInterval)
+}
+
+// retry is a pause that doubles.
+type retry struct {
+	failures int
+	until    time.Time
+}
+
+func (r *retry) over(now time.Time) bool {
+	return !now.Before(r.until) || r.until.Sub(now) > lastRetry
+}
+
+// note starts a longer pause after err, and ends it when err is nil.
+func (r *retry) note(err error, now time.Time) {
+	if err == nil {
+		*r = retry{}
+		return
+	}
+	r.failures++
+	r.until = now.Add(backOff(r.failures))
+}
+
+// backOff is the pause after so many failures in a row.
+func backOff(failures int) time.Duration {
+	return min(firstRetry<<min(failures-1, 10), lastRetry)
+}
+
+// renewDue renews what is due, the most urgent first. It returns an error when it
+// gave up because the signer seems to be away.
+func (m *Manager) renewDue(ctx context.Context) error {
+	var failed, inRow int
+	var last error
+	for _, e := range m.due() {
+		err := m.renew(ctx, e)
+		if stopping(ctx) {
+			return nil
+		}
+		if err == nil {
+			inRow = 0
+			continue
+		}
+		failed, last = failed+1, err
+		if errors.Is(err, ErrRefused) {
+			inRow = 0 // the signer is there
+		} else if inRow++; inRow == maxFailuresInRow {
+			break
+		}
+	}
+	if failed == 0 {
+		return nil
+	}
+	m.cfg.Log.Warn("certificates cannot be renewed; the old ones stay in use until they expire", "failed", failed, "soonest_expiry", m.soonestExpiry(), "error", last)
+	if inRow == maxFailuresInRow {
+		return last
+	}
+	return nil
+}
+
+// stopping reports whether Run is about to end.
+func stopping(ctx context.Context) bool { return ctx.Err() != nil }
+
+// due returns the entries to renew by now, the soonest expiry first.
+func (m *Manager) due() []*entry {
+	now := m.cfg.Clock()
+	type item struct {
+		e        *entry
+		notAfter time.Time
+	}
+	var list []item
+	m.mu.Lock()
+	for _, e := range m.entries {
+		if e.issued() && !now.Before(e.renewAt(now)) {
+			list = append(list, item{e, e.svid.NotAfter})
+		}
+	}
+	m.mu.Unlock()
+	slices.SortFunc(list, func(a, b item) int { return a.notAfter.Compare(b.notAfter) })
+	out := make([]*entry, len(list))
+	for i, it := range list {
+		out[i] = it.e
+	}
+	return out
+}
+
+// renew replaces the SVID of an entry; when it fails the old one stays.
+func (m *Manager) renew(ctx context.Context, e *entry) error {
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	default:
+		return nil // somebody else is at it
+	}
+	if !m.inUse(e.id, e) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, signTimeout)
+	defer cancel()
+	s, err := m.sign(ctx, e.id)
+	if err != nil {
+		now := m.cfg.Clock()
+		m.mu.Lock()
+		e.failures++
+		e.retryAt = now.Add(backOff(e.failures))
+		m.mu.Unlock()
+		return fmt.Errorf("renew %s: %w", e.id.SPIFFE(), err)
+	}
+	m.persist(e, s)
+	m.install(e, s)
+	return nil
+}
+
+// soonestExpiry is the earliest NotAfter of all SVIDs, zero when there is none.
+func (m *Manager) soonestExpiry() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out time.Time
+	for _, e := range m.entries {
+		if t := e.svid.NotAfter; !t.IsZero() && (out.IsZero() || t.Before(out)) {
+			out = t
+		}
+	}
+	return out
+}
+
+// ensureBundle returns the bundle, fetching the first one.
+func (m *Manager) ensureBundle(ctx context.Context) (Bundle, error) {
+	if b := m.Bundle(); len(b.Roots) > 0 {
+		return b, nil
+	}
+	return m.refreshBundle(ctx)
+}
+
+// refreshBundle takes the signer's bundle over, one caller at a time, so that an
+// older one never replaces a newer one. An empty bundle is an error, and the known
+// one stays.
+func (m *Manager) refreshBundle(ctx context.Context) (Bundle, error) {
+	ctx, cancel := context.WithTimeout(ctx, signTimeout)
+	defer cancel()
+	select {
+	case m.fetching <- struct{}{}:
+		defer func() { <-m.fetching }()
+	case <-ctx.Done():
+		return Bundle{}, fmt.Errorf("roots of the trust domain: %w", ctx.Err())
+	}
+	got, err := m.cfg.Signer.Bundle(ctx)
+	if err == nil && len(got.Roots) == 0 {
+		err = errors.New("the signer has none")
+	}
+	if err != nil {
+		return Bundle{}, fmt.Errorf("roots of the trust domain: %w", err)
+	}
+	got = NewBundle(got.TrustDomain, got.Roots)
+	old := m.Bundle()
+	if old.Equal(got) {
+		return got, nil
+	}
+	m.mu.Lock()
+	m.bundle = got
+	m.mu.Unlock()
+	m.out.putBundle(func() {
+		if m.cfg.OnBundle != nil {
+			m.cfg.OnBundle(got)
+		}
+	})
+	if !got.contains(old) {
+		m.distrust(got)
+	}
+	return got, nil
+}
+
+// distrust makes every SVID due that the bundle does not trust. A root goes once
+// in years, so the chains are parsed again and not kept.
+func (m *Manager) distrust(bundle Bundle) {
+	m.mu.Lock()
+	held := make(map[*entry]SVID, len(m.entries))
+	for _, e := range m.entries {
+		if e.issued() {
+			held[e] = e.svid
+		}
+	}
+	m.mu.Unlock()
+	now := m.cfg.Clock()
+	for e, s := range held {
+		chain, err := decodeChain(s.ChainPEM)
+		if err == nil && verifyChain(e.id, chain, bundle, now) == nil {
+			continue
+		}
+		m.mu.Lock()
+		if e.svid.NotAfter.Equal(s.NotAfter) && bytes.Equal(e.svid.ChainPEM, s.ChainPEM) {
+			e.untrusted, e.retryAt = true, now
+		}
+		m.mu.Unlock()
+	}
+	m.poke()
+}
+
+// poke makes Run look at what is due.
+func (m *Manager) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
