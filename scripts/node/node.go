@@ -80,6 +80,9 @@ func Start(ctx context.Context, options Options) (*Node, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
+	if err := checkEnvoy(ctx, options.Envoy); err != nil {
+		return nil, err
+	}
 	n := &Node{options: options}
 	n.Registrar = n.newProcess("registrar-run", append([]string{n.registrar(), "run", "--log-level", "debug"}, options.RegistrarFlags...), nil)
 	n.DNS = n.newProcess("registrar-dns", []string{n.registrar(), "dns", "--log-level", "debug"}, nil)

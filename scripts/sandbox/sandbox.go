@@ -19,6 +19,9 @@ const Hostname = "portolan-node"
 // environment inside, so that a program started there can make a sandbox again.
 const stageEnv = "PORTOLAN_SANDBOX_STAGE"
 
+// initPIDEnv carries InitPID from the outer stage to the inside one.
+const initPIDEnv = "PORTOLAN_SANDBOX_INIT_PID"
+
 const (
 	stageInit   = "init"
 	stageInside = "inside"
@@ -61,6 +64,11 @@ func fail(err error) int {
 	return exitSetup
 }
 
+// InitPID is the process ID that the sandbox's process 1 has outside of it, for
+// people: nsenter -t PID -m -n -p -u enters the sandbox from outside. It is ""
+// outside a sandbox.
+func InitPID() string { return os.Getenv(initPIDEnv) }
+
 // runOuter starts init in new namespaces and waits for it.
 func runOuter() (int, error) {
 	if os.Geteuid() != 0 {
@@ -75,10 +83,22 @@ func runOuter() (int, error) {
 		Pdeathsig:  syscall.SIGKILL,
 		Setpgid:    true,
 	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return 0, fmt.Errorf("make a pipe: %w", err)
+	}
+	defer write.Close()
+	cmd.ExtraFiles = []*os.File{read}
 	signals := catchSignals()
 	defer signal.Stop(signals)
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	_ = read.Close()
+	if err != nil {
 		return 0, fmt.Errorf("start in new namespaces: %w", err)
+	}
+	// Only the outer stage can know the process ID that init has out here.
+	if _, err := fmt.Fprintln(write, cmd.Process.Pid); err != nil {
+		return 0, fmt.Errorf("tell init its process ID: %w", err)
 	}
 	forward(signals, cmd.Process)
 	if err := cmd.Wait(); err != nil && cmd.ProcessState == nil {
@@ -91,10 +111,17 @@ func runOuter() (int, error) {
 // stage and reaps every child until that one ends.
 func runInit() (int, error) {
 	signals := catchSignals()
+	var pid string
+	pipe := os.NewFile(3, "the outer stage's pipe") // the first of ExtraFiles
+	if _, err := fmt.Fscanln(pipe, &pid); err != nil {
+		return 0, fmt.Errorf("read init's process ID: %w", err)
+	}
+	_ = pipe.Close()
 	if err := setUp(); err != nil {
 		return 0, err
 	}
 	cmd := stage(stageInside)
+	cmd.Env = append(cmd.Env, initPIDEnv+"="+pid)
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("start inside: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -64,7 +65,8 @@ func probe() int {
 		unshare --mount --propagation slave sh -c 'sleep 0.01; test -e /run/netns/a && echo slave'
 		grep -E ' /run/(netns|portolan/netns) .* shared:' /proc/self/mountinfo | wc -l
 		test -e /var/lib/dpkg/status && echo dpkg
-		echo stage $` + stageEnv
+		echo stage $` + stageEnv + `
+		echo init $` + initPIDEnv
 	cmd := exec.Command("sh", "-c", script, os.Args[0])
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if cmd.Run() != nil {
@@ -93,14 +95,22 @@ func linger() int {
 // Inside, a program has a node's directories, network and process tree, and
 // the machine's disk is not written to.
 func TestInside(t *testing.T) {
-	out, err := play(t, "probe").CombinedOutput()
+	cmd := play(t, "probe")
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("probe: %v\n%s", err, out)
+	}
+	match := regexp.MustCompile(`(?m)^init (\d+)$`).FindSubmatch(out)
+	if match == nil {
+		t.Fatalf("no process ID of init in\n%s", out)
+	}
+	if pid, err := strconv.Atoi(string(match[1])); err != nil || pid == cmd.Process.Pid || pid == 1 {
+		t.Errorf("init's process ID is %s, want one of this process ID namespace, other than its parent's %d", match[1], cmd.Process.Pid)
 	}
 	want := strings.Join([]string{
 		Hostname, "pid1 1",
 		"/run:", "netns", "portolan", "resolv.conf", "", "/var/lib/cni:", "", "/var/lib/portolan:",
-		"0", "links 1 1", "slave", "2", "dpkg", "stage", "",
+		"0", "links 1 1", "slave", "2", "dpkg", "stage", string(match[0]), "",
 	}, "\n")
 	if got := string(out); got != want {
 		t.Errorf("probe printed\n%s\nwant\n%s", got, want)
