@@ -283,13 +283,14 @@ func (c *Cache) flushLocked() {
 		return
 	}
 	for _, service := range []Service{OnDemand, ADS} {
-		for i := 0; i < len(c.touched[service]); i++ { // grows while it runs
-			st := c.touched[service][i]
+		list := &c.touched[service]
+		for n := len(*list); n > 0; n = len(*list) {
+			st := (*list)[n-1]
+			(*list)[n-1] = nil
+			*list = (*list)[:n-1]
 			st.flushLocked()
-			st.touched = false
+			st.touched = false // a stream's flush takes in what it touches itself
 		}
-		clear(c.touched[service])
-		c.touched[service] = c.touched[service][:0]
 	}
 }
 

@@ -92,13 +92,14 @@ func (c *Cache) Demanded(kind Kind) []string {
 
 // Evict forgets those of keys that no stream subscribes to by name, and returns
 // them. Others stay: a stream may have asked again since Demand was taken, and
-// must not lose what it was just given (XDS-D4).
+// must not lose what it was just given (XDS-D4). So do WildcardCluster and
+// Listener, which are given unasked.
 func (c *Cache) Evict(keys ...Key) (evicted []Key) {
 	c.mu.Lock()
 	defer c.unlock()
 	c.seq++
 	for _, key := range keys {
-		if e := c.entries[key.Kind][key.Name]; e != nil && e.named > 0 {
+		if e := c.entries[key.Kind][key.Name]; key.Kind.whole() || (e != nil && e.named > 0) {
 			continue
 		}
 		c.removeLocked(key)

@@ -19,7 +19,7 @@ type gate struct {
 	now time.Time
 	// settled tells which changes of other kinds were looked up; the numbers are
 	// the oldest change of theirs that is not settled.
-	settled                   bool
+	settled                     bool
 	clusters, listeners, routes uint64
 	// timedOut counts views that were let through because they waited too long.
 	timedOut int

@@ -69,7 +69,7 @@ func (s *subscription) sendSuspectsLocked() bool {
 
 func (s *subscription) sendDirtyLocked() bool {
 	list, complete := s.pickLocked()
-	if len(list) == 0 && !(s.owed && complete) {
+	if len(list) == 0 && (!s.owed || !complete) {
 		return false
 	}
 	s.isolated = false

@@ -1,0 +1,185 @@
+package unixsocket
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func config(t *testing.T) Config {
+	t.Helper()
+	return Config{Path: filepath.Join(t.TempDir(), "xds", "xds.sock"), UID: Keep, GID: Keep}
+}
+
+// deadSocket leaves the file of a socket on which nobody serves.
+func deadSocket(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func serves(t *testing.T, path string) {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatalf("dial: %v", err)
+	}
+	_ = conn.Close()
+}
+
+// A socket file that a crash left behind does not stop the next start (CNI-20,
+// MESH-42).
+func TestListenReplacesDeadSocket(t *testing.T) {
+	cfg := config(t)
+	deadSocket(t, cfg.Path)
+	l, err := Listen(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serves(t, cfg.Path)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(cfg.Path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("socket after Close: %v, want none", err)
+	}
+}
+
+// A second process is refused while the first serves, whether the first holds
+// the lock or not, and the first goes on serving (CNI-20).
+func TestListenRefusesSecond(t *testing.T) {
+	t.Run("locked", func(t *testing.T) {
+		cfg := config(t)
+		first, err := Listen(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.Close()
+		if _, err := Listen(t.Context(), cfg); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), cfg.Path) {
+			t.Errorf("second: %v, want ErrInUse with the path", err)
+		}
+		serves(t, cfg.Path)
+	})
+	t.Run("without lock", func(t *testing.T) {
+		cfg := config(t)
+		if err := os.Mkdir(filepath.Dir(cfg.Path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		first, err := net.Listen("unix", cfg.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.Close()
+		if _, err := Listen(t.Context(), cfg); !errors.Is(err, ErrInUse) {
+			t.Errorf("second: %v, want ErrInUse", err)
+		}
+		serves(t, cfg.Path)
+	})
+	t.Run("after close", func(t *testing.T) {
+		cfg := config(t)
+		for range 3 {
+			l, err := Listen(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// Every refusal names the path and what to do, and harms nothing.
+func TestListenRefusals(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	link := filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(file, []byte("keep"), 0o600), os.Symlink(file, link)); err != nil {
+		t.Fatal(err)
+	}
+	long := filepath.Join(dir, strings.Repeat("x", 120))
+	for _, test := range []struct {
+		name, path string
+		mode       fs.FileMode
+		want       string
+	}{
+		{name: "relative", path: "xds.sock", want: `"xds.sock" is not absolute`},
+		{name: "too long", path: long, want: "bytes, 107 are allowed"},
+		{name: "regular file", path: file, want: "a file is in the way"},
+		{name: "symbolic link", path: link, want: "a symbolic link is in the way"},
+		{name: "directory", path: dir, want: "a directory is in the way"},
+		{name: "setuid", path: file, mode: fs.ModeSetuid | 0o600, want: "only permission bits"},
+		{name: "directory is a file", path: filepath.Join(file, "xds.sock"), want: file},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l, err := Listen(t.Context(), Config{Path: test.path, UID: Keep, GID: Keep, Mode: test.mode})
+			if err == nil {
+				_ = l.Close()
+				t.Fatal("no error")
+			}
+			if !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), test.path) {
+				t.Errorf("error %q, want %q and the path", err, test.want)
+			}
+		})
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != "keep" {
+		t.Errorf("file in the way: %q, %v", got, err)
+	}
+}
+
+// Socket and directory get the owner and mode that let their peer in and nobody
+// else, whatever the umask is; nobody but us can write to the directory.
+func TestListenPermissions(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	const envoy = 65532
+	for _, test := range []struct {
+		name              string
+		uid, gid          int
+		mode              fs.FileMode
+		socket, directory fs.FileMode
+	}{
+		{name: "ours", uid: Keep, gid: Keep, mode: 0o600, socket: 0o600, directory: 0o700},
+		{name: "by user", uid: envoy, gid: Keep, mode: 0o600, socket: 0o600, directory: 0o701},
+		{name: "by group", uid: Keep, gid: envoy, socket: 0o660, directory: 0o750},
+		{name: "by both", uid: envoy, gid: envoy, socket: 0o660, directory: 0o751},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cfg := config(t)
+			cfg.UID, cfg.GID, cfg.Mode = test.uid, test.gid, test.mode
+			l, err := Listen(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			check := func(path string, mode fs.FileMode, uid, gid int) {
+				t.Helper()
+				info, err := os.Stat(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				owner := info.Sys().(*syscall.Stat_t)
+				if info.Mode() != mode || int(owner.Uid) != max(uid, 0) || int(owner.Gid) != max(gid, 0) {
+					t.Errorf("%s: %v %d:%d, want %v %d:%d", path, info.Mode(), owner.Uid, owner.Gid, mode, max(uid, 0), max(gid, 0))
+				}
+			}
+			check(cfg.Path, fs.ModeSocket|test.socket, test.uid, test.gid)
+			check(filepath.Dir(cfg.Path), fs.ModeDir|test.directory, 0, test.gid)
+			check(cfg.Path+".lock", 0o600, 0, 0)
+		})
+	}
+}
