@@ -84,8 +84,8 @@ func Start(ctx context.Context, options Options) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{options: options}
-	n.Registrar = n.newProcess("registrar-run", append([]string{n.registrar(), "run", "--log-level", "debug"}, options.RegistrarFlags...), nil)
-	n.DNS = n.newProcess("registrar-dns", []string{n.registrar(), "dns", "--log-level", "debug"}, nil)
+	n.Registrar = n.newProcess("registrar-run", append([]string{n.Binary("registrar"), "run", "--log-level", "debug"}, options.RegistrarFlags...), nil)
+	n.DNS = n.newProcess("registrar-dns", []string{n.Binary("registrar"), "dns", "--log-level", "debug"}, nil)
 	n.Envoy = n.newProcess("envoy", n.envoyArgs(), nil)
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
@@ -118,9 +118,8 @@ func (o *Options) complete() error {
 	return nil
 }
 
-func (n *Node) registrar() string { return filepath.Join(n.options.Bin, "registrar") }
-
-func (n *Node) podserver() string { return filepath.Join(n.options.Bin, "podserver") }
+// Binary is the path of a program that the node runs, such as "registrar".
+func (n *Node) Binary(name string) string { return filepath.Join(n.options.Bin, name) }
 
 func (n *Node) envoyArgs() []string {
 	return []string{
@@ -186,7 +185,7 @@ func (n *Node) StartEnvoy(ctx context.Context) error {
 	if err := os.MkdirAll(envoyDir, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", envoyDir, err)
 	}
-	bootstrap, err := output(ctx, nil, n.registrar(), "bootstrap", "--admin-path", adminPath)
+	bootstrap, err := output(ctx, nil, n.Binary("registrar"), "bootstrap", "--admin-path", adminPath)
 	if err != nil {
 		return err
 	}

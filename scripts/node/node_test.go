@@ -148,7 +148,7 @@ exit 1
 	}
 	n := newTestNode(t, bin, map[string]any{"type": "refuse", "capabilities": map[string]bool{annotationsCapability: true}})
 	_, err := n.AddPod(t.Context(), PodSpec{Name: "bad", Annotations: map[string]string{"a": "b"}})
-	if CNICode(err) != 102 || !strings.Contains(err.Error(), "no; because") {
+	if code, text := CNIError(err); code != 102 || text != "no; because" {
 		t.Errorf("AddPod: %v, want CNI error 102", err)
 	}
 	got, err := os.ReadFile(calls)
@@ -279,7 +279,7 @@ func TestOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, network := range []string{"udp", "tcp"} {
-		out, err := output(t.Context(), nil, n.podserver(), "lookup", "-network", network, "Ghost.Aether.Internal")
+		out, err := output(t.Context(), nil, n.Binary("podserver"), "lookup", "-network", network, "Ghost.Aether.Internal")
 		if err != nil || !strings.Contains(out, `"rcode":"NXDOMAIN","addresses":[],"ttl":77`) {
 			t.Errorf("lookup over %s printed %s (%v)", network, out, err)
 		}

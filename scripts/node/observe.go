@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -44,8 +45,50 @@ func (n *Node) Metric(ctx context.Context, series string) (string, error) {
 
 // StatusJSON is what `registrar status -o json` prints.
 func (n *Node) StatusJSON(ctx context.Context) ([]byte, error) {
-	out, err := output(ctx, nil, n.registrar(), "status", "-o", "json")
+	out, err := output(ctx, nil, n.Binary("registrar"), "status", "-o", "json")
 	return []byte(out), err
+}
+
+// WaitHealthy waits until exactly pods endpoints of the service (its mesh name
+// without the domain) are healthy on this port.
+func (n *Node) WaitHealthy(ctx context.Context, service string, port uint16, pods int) error {
+	return wait(ctx, fmt.Sprintf("%d healthy pods of %s:%d", pods, service, port), func(ctx context.Context) error {
+		out, err := n.StatusJSON(ctx)
+		if err != nil {
+			return err
+		}
+		var status nodeStatus
+		if err := json.Unmarshal(out, &status); err != nil {
+			return fmt.Errorf("read the registrar's status %q: %w", out, err)
+		}
+		if got := status.healthy(service, port); got != pods {
+			return fmt.Errorf("%d are healthy", got)
+		}
+		return nil
+	}, n.Registrar)
+}
+
+// nodeStatus is the part of the registrar's status that the harness reads.
+type nodeStatus struct {
+	Endpoints []struct {
+		Service string `json:"service"`
+		Ports   []struct {
+			Port   uint16 `json:"port"`
+			Health string `json:"health"`
+		} `json:"ports"`
+	} `json:"endpoints"`
+}
+
+func (s nodeStatus) healthy(service string, port uint16) int {
+	count := 0
+	for _, endpoint := range s.Endpoints {
+		for _, p := range endpoint.Ports {
+			if endpoint.Service == service && p.Port == port && p.Health == "healthy" {
+				count++
+			}
+		}
+	}
+	return count
 }
 
 func getOK(ctx context.Context, url string) error {

@@ -146,7 +146,7 @@ func (p *Pod) startProcesses(ctx context.Context) error {
 // Serve starts one more container of servers in the pod and waits until those
 // without a delay listen.
 func (p *Pod) Serve(ctx context.Context, server Server) (*Process, error) {
-	argv := append([]string{p.node.podserver(), "serve", "--name", p.Spec.Name, "--container", server.Container}, server.Listen...)
+	argv := append([]string{p.node.Binary("podserver"), "serve", "--name", p.Spec.Name, "--container", server.Container}, server.Listen...)
 	process, err := p.Start(cmp.Or(server.Container, "server"), argv...)
 	if err != nil {
 		return nil, err
@@ -215,7 +215,7 @@ func (p *Pod) Exec(ctx context.Context, argv ...string) (string, error) {
 
 // Podserver runs a client command of podserver inside the pod.
 func (p *Pod) Podserver(ctx context.Context, args ...string) (string, error) {
-	return p.Exec(ctx, append([]string{p.node.podserver()}, args...)...)
+	return p.Exec(ctx, append([]string{p.node.Binary("podserver")}, args...)...)
 }
 
 // Start starts a program inside the pod that ends at the latest with the pod.
@@ -281,12 +281,13 @@ func (p *Pod) killPause() error {
 	return nil
 }
 
-// CNICode is the code of the CNI error in err's tree, 0 when there is none.
-func CNICode(err error) uint {
+// CNIError is the code and the text of the CNI error in err's tree; 0 and "" when
+// there is none.
+func CNIError(err error) (code uint, text string) {
 	if cniErr, ok := errors.AsType[*types.Error](err); ok {
-		return cniErr.Code
+		return cniErr.Code, cniErr.Error()
 	}
-	return 0
+	return 0, ""
 }
 
 func randomHex(n int) string {

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/portolan-mesh/portolan/scripts/node"
+	"github.com/portolan-mesh/portolan/scripts/sandbox"
+)
+
+// logDir is the sandbox's: it goes with it.
+const logDir = "/run/demo"
+
+// cleanUpTime bounds the deletion of what the demo made, in order. The kernel
+// removes what is left then.
+const cleanUpTime = 20 * time.Second
+
+func main() { os.Exit(sandbox.Run(inside)) }
+
+func inside() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	bin := flag.String("bin", "bin", "folder with the binaries that make builds")
+	envoy := flag.String("envoy", "", "another Envoy, 1.40 or later (default: the one in -bin)")
+	keep := flag.Bool("keep", false, "stay until Ctrl-C")
+	flag.Parse()
+	err := run(ctx, os.Stdout, settings{bin: *bin, envoy: *envoy, keep: *keep})
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(os.Stderr, "demo: interrupted; everything it made is gone")
+		return 130
+	default:
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		return 1
+	}
+}
+
+type settings struct {
+	bin, envoy string
+	keep       bool
+}
+
+// errFailed is returned when a check failed; the report has said which.
+var errFailed = errors.New("something is not as it should be")
+
+// run makes the node and the pods, checks and cleans up.
+func run(ctx context.Context, out io.Writer, s settings) error {
+	bin, err := filepath.Abs(s.bin)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", s.bin, err)
+	}
+	if err := os.Mkdir(logDir, 0o755); err != nil {
+		return fmt.Errorf("make the folder for logs: %w", err)
+	}
+	begin := time.Now()
+	n, err := node.Start(ctx, node.Options{Bin: bin, Envoy: s.envoy, LogDir: logDir})
+	if err != nil {
+		if errors.Is(err, context.Canceled) {
+			return err
+		}
+		return copyLogs(logDir, err)
+	}
+	fmt.Fprintf(out, "a node with its registrar, mesh DNS and Envoy: %s\n", since(begin))
+
+	r := &report{out: out}
+	err = show(ctx, n, r, s.keep)
+	cleanUp, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
+	defer cancel()
+	if closeErr := n.Close(cleanUp); closeErr != nil {
+		err = errors.Join(err, fmt.Errorf("clean up: %w", closeErr))
+	}
+	if err != nil && !errors.Is(err, context.Canceled) {
+		err = copyLogs(logDir, err)
+	}
+	if r.passed+r.failed > 0 && !errors.Is(err, context.Canceled) {
+		r.total()
+	}
+	return err
+}
+
+// show makes the pods, checks and, when they are to be kept, waits for Ctrl-C.
+func show(ctx context.Context, n *node.Node, r *report, keep bool) error {
+	begin := time.Now()
+	sc, err := newScene(ctx, n)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(r.out, "three pods by libcni, bridge and portolan, every port ready: %s\n\n", since(begin))
+	r.head()
+	for _, c := range sc.checks() {
+		r.run(ctx, c)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if keep {
+		lookAround(r.out, sc)
+		<-ctx.Done()
+	}
+	if r.failed > 0 {
+		return errFailed
+	}
+	return nil
+}
+
+// copyLogs copies the logs out of the sandbox's memory and adds to err where they are.
+func copyLogs(from string, err error) error {
+	dir, mkErr := os.MkdirTemp("", "portolan-demo-")
+	if mkErr != nil {
+		return errors.Join(err, mkErr)
+	}
+	if cpErr := os.CopyFS(dir, os.DirFS(from)); cpErr != nil {
+		return errors.Join(err, cpErr)
+	}
+	return fmt.Errorf("%w; the logs are in %s", err, dir)
+}
+
+func since(t time.Time) time.Duration { return time.Since(t).Round(10 * time.Millisecond) }
