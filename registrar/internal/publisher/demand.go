@@ -1,0 +1,70 @@
+package publisher
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+)
+
+// onDemand answers every name that Envoy began to ask for and that the cache does
+// not hold: an unanswered name would stall all others (XDS-D1). It also notices
+// Envoys that come and go.
+func (p *Publisher) onDemand(d cache.Demand) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.noticeEnvoy()
+	b := newBatch()
+	for _, key := range d.Wanted {
+		switch key.Kind {
+		case cache.OnDemandCluster:
+			p.give(b, key.Name, cache.OnDemandCluster)
+		case cache.Endpoints:
+			if c, ok := p.engine.Cluster(key.Name); ok {
+				p.setEndpoints(b, c)
+			} else {
+				b.remove(key) // the cache answers with an empty assignment
+			}
+		case cache.Secret, cache.Route, cache.WildcardCluster, cache.Listener:
+			// What exists of these is in the cache already.
+			b.remove(key)
+		}
+	}
+	p.applyBatch(b)
+	for _, key := range p.cache.Evict(d.Dropped...) {
+		if g, ok := p.given[key.Name]; ok && g.kind == key.Kind {
+			p.forget(key.Name)
+		}
+	}
+	// Asking makes aliases part of a service, and can reach the cap.
+	p.flush()
+	p.updateTable(false)
+}
+
+// noticeEnvoy follows whether an Envoy is connected.
+func (p *Publisher) noticeEnvoy() {
+	connected := p.cache.Metrics().Streams[cache.ADS] > 0
+	if connected == p.connected {
+		return
+	}
+	p.connected = connected
+	p.notify()
+	if connected {
+		p.log.Info("envoy connected")
+		return
+	}
+	p.log.Warn("no Envoy is connected any more")
+	// What an Envoy still holds it asks for again when it comes back; a fresh one
+	// holds nothing.
+	p.engine.ResetUnknown()
+}
+
+// warmAll gives every Envoy the clusters of declared upstreams before the first
+// request (contract 1). They stay for good: taken from the wildcard, a name that
+// is also asked for on demand would fail for seconds (dataplane decision 5). A
+// name that was asked for on demand stays on demand.
+func (p *Publisher) warmAll(b *batch) {
+	for _, key := range slices.SortedFunc(maps.Keys(p.local.pods), compareAttachments) {
+		p.warm(b, p.local.pods[key].pod)
+	}
+}

@@ -1,0 +1,215 @@
+package publisher
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/projection"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
+)
+
+// pendingChange is what is still to be given to Envoy about one service.
+type pendingChange struct {
+	shape, clusters, gone bool
+	// ports whose endpoint sets may differ.
+	ports map[uint16]struct{}
+	// awakened are names that led nowhere and lead to a cluster now.
+	awakened map[string]struct{}
+	// unsaved: the service's entry must reach the disk first, because a restart
+	// goes on with the saved step.
+	unsaved bool
+}
+
+// flush takes what changed in the engine and gives Envoy what may be given now.
+// The caller holds mu.
+func (p *Publisher) flush() {
+	for _, ch := range p.engine.TakeDirty() {
+		pc := p.pending[ch.Service]
+		if pc == nil {
+			pc = &pendingChange{ports: map[uint16]struct{}{}, awakened: map[string]struct{}{}}
+			p.pending[ch.Service] = pc
+		}
+		pc.shape = pc.shape || ch.Shape
+		pc.clusters = pc.clusters || ch.Clusters
+		pc.gone = ch.Gone
+		for _, n := range ch.Ports {
+			pc.ports[n] = struct{}{}
+		}
+		for _, n := range ch.Awakened {
+			pc.awakened[n] = struct{}{}
+		}
+		if ch.Entry {
+			pc.unsaved = true
+			p.dns.save(ch.Service)
+			p.wake()
+		}
+	}
+	p.apply(func(pc *pendingChange) bool { return !pc.unsaved })
+}
+
+// apply gives Envoy the pending changes that pass, as one batch, and then awaits
+// the steps they are in. The caller holds mu.
+func (p *Publisher) apply(pass func(*pendingChange) bool) {
+	var ready []model.ServiceKey
+	for key, pc := range p.pending {
+		if pass(pc) {
+			ready = append(ready, key)
+		}
+	}
+	if len(ready) == 0 {
+		return
+	}
+	slices.SortFunc(ready, model.ServiceKey.Compare)
+	b := newBatch()
+	var stepping []model.ServiceKey
+	urgent := false
+	for _, key := range ready {
+		pc := p.pending[key]
+		delete(p.pending, key)
+		p.renewClusters(b, key, pc)
+		if pc.shape || pc.gone {
+			shape, _ := p.engine.Shape(key)
+			p.reshape(b, key, shape)
+			stepping = append(stepping, key)
+			urgent = urgent || len(shape.Await) > 0
+		}
+	}
+	p.applyBatch(b)
+	p.updateTable(urgent)
+	for _, key := range stepping {
+		p.awaitStep(key)
+	}
+}
+
+// reshape follows a change of what a service is called and serves; a zero shape
+// is a service that was forgotten.
+func (p *Publisher) reshape(b *batch, key model.ServiceKey, shape projection.View) {
+	p.table.set(key, shape.VirtualHosts)
+	if p.dns.set(key, shape) {
+		p.wake()
+	}
+	for _, c := range shape.Clusters {
+		// A name that was taken from Envoy is still subscribed, and will not be asked
+		// for again (XDS-D4).
+		if _, ok := p.given[c.Name]; !ok && p.cache.Subscribed(cache.Key{Kind: cache.OnDemandCluster, Name: c.Name}) {
+			p.give(b, c.Name, cache.OnDemandCluster)
+		}
+	}
+	p.warmAll(b)
+	for _, c := range shape.Conflicts {
+		p.log.Warn("pods of a service disagree", "service", key.String(), "conflict", c)
+	}
+}
+
+// renewClusters rebuilds what the cache holds of one service: all of it after a
+// change of shape or clusters, else the load assignments of the ports that
+// changed.
+func (p *Publisher) renewClusters(b *batch, key model.ServiceKey, pc *pendingChange) {
+	all := pc.shape || pc.clusters || pc.gone
+	for _, name := range slices.Sorted(maps.Keys(p.names[key])) {
+		g := p.given[name]
+		_, changed := pc.ports[g.port]
+		switch {
+		case all:
+			p.give(b, name, g.kind)
+		case changed && !g.tombstone:
+			if c, ok := p.engine.Cluster(name); ok {
+				p.setEndpoints(b, c)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(pc.awakened)) {
+		if g, ok := p.given[name]; ok && g.service != key {
+			p.give(b, name, g.kind)
+		}
+	}
+}
+
+// give puts into the batch what a cluster name leads to now: the cluster with its
+// load assignment, a tombstone, or its absence.
+func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
+	a := p.engine.Resolve(name)
+	p.forget(name)
+	switch a.Kind {
+	case projection.Real:
+		msg, err := resource.Cluster(p.serviceCluster(a.Cluster))
+		if err != nil {
+			p.log.Error("cluster cannot be built; its name is refused", "cluster", name, "error", err)
+			b.remove(cache.Key{Kind: kind, Name: name})
+			return
+		}
+		p.set(b, kind, name, msg)
+		p.setEndpoints(b, a.Cluster)
+	case projection.Tombstone:
+		p.set(b, kind, name, resource.Tombstone(name))
+	case projection.Refused:
+		b.remove(cache.Key{Kind: kind, Name: name})
+		return
+	}
+	p.given[name] = givenCluster{service: a.Service, port: a.Cluster.ID.Port, kind: kind, tombstone: a.Kind == projection.Tombstone}
+	if p.names[a.Service] == nil {
+		p.names[a.Service] = map[string]struct{}{}
+	}
+	p.names[a.Service][name] = struct{}{}
+}
+
+// forget drops the bookkeeping of one cluster name.
+func (p *Publisher) forget(name string) {
+	g, ok := p.given[name]
+	if !ok {
+		return
+	}
+	delete(p.given, name)
+	delete(p.names[g.service], name)
+	if len(p.names[g.service]) == 0 {
+		delete(p.names, g.service)
+	}
+}
+
+func (p *Publisher) serviceCluster(c projection.Cluster) resource.ServiceCluster {
+	return resource.ServiceCluster{
+		Name: c.Name, SNI: c.SNI, Protocol: c.Protocol, Identities: c.Identities, TrustDomain: p.cfg.TrustDomain,
+	}
+}
+
+func (p *Publisher) setEndpoints(b *batch, c projection.Cluster) {
+	la := resource.LoadAssignment{Name: c.EDSName, Self: p.cfg.Self, Endpoints: make([]resource.Endpoint, 0, len(c.Endpoints))}
+	for _, ep := range c.Endpoints {
+		la.Endpoints = append(la.Endpoints, resource.Endpoint{
+			Addr:   netip.AddrPortFrom(ep.Addr, resource.InboundPort),
+			Weight: ep.Weight, Locality: ep.Locality, Draining: ep.Health == model.Draining,
+		})
+	}
+	p.set(b, cache.Endpoints, c.EDSName, resource.Endpoints(la))
+}
+
+// set puts one resource into the batch. A message that cannot be serialised is a
+// fault of a builder: it is logged and what Envoy has stays.
+func (p *Publisher) set(b *batch, kind cache.Kind, name string, msg proto.Message) {
+	r, err := cache.NewResource(name, msg)
+	if err != nil {
+		p.log.Error("resource cannot be serialised; the last good one stays", "kind", kind.String(), "name", name, "error", err)
+		return
+	}
+	b.Set[kind] = append(b.Set[kind], r)
+}
+
+// batch collects one cache.Batch.
+type batch struct{ cache.Batch }
+
+func newBatch() *batch { return &batch{cache.Batch{Set: map[cache.Kind][]cache.Resource{}}} }
+
+func (b *batch) remove(keys ...cache.Key) { b.Remove = append(b.Remove, keys...) }
+
+func (b *batch) empty() bool { return len(b.Set) == 0 && len(b.Remove) == 0 && len(b.Resend) == 0 }
+
+func (p *Publisher) applyBatch(b *batch) {
+	if !b.empty() {
+		p.cache.Apply(b.Batch)
+	}
+}

@@ -1,0 +1,231 @@
+package publisher
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/portolan-mesh/portolan/api/authority"
+	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
+)
+
+// localPods are the pods of this node whose resources the cache holds.
+type localPods struct {
+	pods map[model.AttachmentKey]localPod
+}
+
+func newLocalPods() localPods {
+	return localPods{pods: map[model.AttachmentKey]localPod{}}
+}
+
+// localPod is one pod and the cache keys of its resources.
+type localPod struct {
+	pod       model.Pod
+	listeners []cache.Key
+	clusters  []cache.Key
+	// failed says why the listeners could not be built.
+	failed error
+}
+
+func compareAttachments(a, b model.AttachmentKey) int { return strings.Compare(a.String(), b.String()) }
+
+// AddPod builds the pod's app clusters and listeners. Its identity's secrets must
+// have been set before.
+func (p *Publisher) AddPod(pod model.Pod) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := newBatch()
+	lp := localPod{pod: pod}
+	if err := p.buildPod(b, &lp); err != nil {
+		p.log.Error("listeners of a pod cannot be built", "attachment", pod.Key.String(), "error", err)
+		b, lp = newBatch(), localPod{pod: pod, failed: err}
+	}
+	// A second ADD with other ports leaves no cluster of the first behind.
+	for _, k := range p.local.pods[pod.Key].clusters {
+		if !slices.Contains(lp.clusters, k) {
+			b.remove(k)
+		}
+	}
+	p.local.pods[pod.Key] = lp
+	p.warm(b, pod)
+	p.applyBatch(b)
+}
+
+func (p *Publisher) buildPod(b *batch, lp *localPod) error {
+	rp := p.resourcePod(lp.pod)
+	for _, pt := range rp.Ports {
+		c, err := resource.AppCluster(rp, pt)
+		if err != nil {
+			return err
+		}
+		p.set(b, cache.WildcardCluster, c.GetName(), c)
+		lp.clusters = append(lp.clusters, cache.Key{Kind: cache.WildcardCluster, Name: c.GetName()})
+	}
+	if len(rp.Ports) > 0 {
+		l, err := resource.Inbound(rp)
+		if err != nil {
+			return err
+		}
+		p.set(b, cache.Listener, l.GetName(), l)
+		lp.listeners = append(lp.listeners, cache.Key{Kind: cache.Listener, Name: l.GetName()})
+	}
+	http, err := resource.OutboundHTTP(rp)
+	if err != nil {
+		return err
+	}
+	tcp, err := resource.OutboundTCP(rp)
+	if err != nil {
+		return err
+	}
+	p.set(b, cache.Listener, http.GetName(), http)
+	p.set(b, cache.Listener, tcp.GetName(), tcp)
+	lp.listeners = append(lp.listeners,
+		cache.Key{Kind: cache.Listener, Name: http.GetName()}, cache.Key{Kind: cache.Listener, Name: tcp.GetName()})
+	return nil
+}
+
+// resourcePod says of a pod what Envoy must know. Ports of a protocol that this
+// version does not know are not routable and have no chain.
+func (p *Publisher) resourcePod(pod model.Pod) resource.Pod {
+	long := authority.Authority{Service: pod.Service.Name, Namespace: pod.Service.Namespace}
+	names := []string{long.HostPort(p.cfg.Domain)}
+	if slices.Contains(p.cfg.FlatNamespaces, pod.Service.Namespace) {
+		flat := authority.Authority{Service: pod.Service.Name}
+		names = append(names, flat.HostPort(p.cfg.Domain))
+	}
+	rp := resource.Pod{
+		ID: pod.Key.String(), Netns: pod.Netns, Identity: pod.Identity, Service: pod.Service, OwnNames: names,
+		Domain: p.cfg.Domain, Default: pod.Default, IPv6: pod.IPv6(), VIPRanges: p.cfg.VIPRanges,
+	}
+	for _, pt := range pod.Ports {
+		if pt.Protocol.Class() != port.ClassNone {
+			rp.Ports = append(rp.Ports, pt)
+		}
+	}
+	return rp
+}
+
+// RemovePod takes the pod's listeners away, and its clusters once Envoy no longer
+// has the listeners; the cache keeps that order (XDS-R14).
+func (p *Publisher) RemovePod(key model.AttachmentKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	lp, ok := p.local.pods[key]
+	if !ok {
+		return
+	}
+	delete(p.local.pods, key)
+	b := newBatch()
+	b.remove(lp.listeners...)
+	b.remove(lp.clusters...)
+	p.applyBatch(b)
+}
+
+// warm gives the pod's declared upstreams, as far as they exist by now.
+func (p *Publisher) warm(b *batch, pod model.Pod) {
+	for _, ref := range pod.Upstreams {
+		for _, name := range p.engine.UpstreamClusters(ref, pod.Service.Namespace) {
+			_, given := p.given[name]
+			if !given && !p.cache.Subscribed(cache.Key{Kind: cache.OnDemandCluster, Name: name}) {
+				p.give(b, name, cache.WildcardCluster)
+			}
+		}
+	}
+}
+
+// AwaitListeners waits until Envoy acknowledged the pod's listeners and clusters.
+func (p *Publisher) AwaitListeners(ctx context.Context, key model.AttachmentKey) error {
+	p.mu.Lock()
+	lp, ok := p.local.pods[key]
+	p.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("attachment %s was removed meanwhile", key)
+	}
+	if lp.failed != nil {
+		return lp.failed
+	}
+	keys := append(slices.Clone(lp.listeners), lp.clusters...)
+	return p.awaitKeysAcknowledged(ctx, keys, p.cache.Await)
+}
+
+// AwaitSecrets waits until Envoy acknowledged the certificate and the bundle that
+// the pod's inbound listener uses. A pure client's are asked for on its first
+// connection.
+func (p *Publisher) AwaitSecrets(ctx context.Context, key model.AttachmentKey) error {
+	p.mu.Lock()
+	lp, ok := p.local.pods[key]
+	p.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("attachment %s was removed meanwhile", key)
+	}
+	if len(lp.clusters) == 0 {
+		return nil
+	}
+	return p.awaitKeysAcknowledged(ctx, []cache.Key{
+		{Kind: cache.Secret, Name: resource.InboundSecret(lp.pod.Identity)},
+		{Kind: cache.Secret, Name: resource.BundleSecret(p.cfg.TrustDomain)},
+	}, p.cache.AwaitSubscribed)
+}
+
+// awaitKeysAcknowledged waits with await, a method of the cache, for keys.
+func (p *Publisher) awaitKeysAcknowledged(ctx context.Context, keys []cache.Key, await func([]cache.Key, func(cache.Result)) func()) error {
+	done := make(chan cache.Result, 1)
+	cancel := await(keys, func(r cache.Result) { done <- r })
+	defer cancel()
+	select {
+	case r := <-done:
+		switch {
+		case r.Disconnected:
+			return fmt.Errorf("no Envoy is connected to %s any more", p.cfg.XDSSocket)
+		case len(r.Rejections) > 0:
+			return fmt.Errorf("envoy rejected %s: %s", r.Rejections[0].Key, r.Rejections[0].Reason)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("no acknowledgement from Envoy in time: %w", ctx.Err())
+	}
+}
+
+// AwaitWithdrawn waits until the withdrawal of the endpoint reached this node's
+// Envoy: the load assignments of its service that Envoy holds are acknowledged
+// without it.
+func (p *Publisher) AwaitWithdrawn(ctx context.Context, service model.ServiceKey, uid string) error {
+	p.mu.Lock()
+	gone := make(chan struct{})
+	if p.engine.Has(uid) {
+		p.withdrawn[uid] = append(p.withdrawn[uid], gone)
+	} else {
+		close(gone)
+	}
+	p.mu.Unlock()
+	select {
+	case <-gone:
+	case <-ctx.Done():
+		return fmt.Errorf("withdrawal of %s has not come back from the registry: %w", uid, ctx.Err())
+	}
+	p.mu.Lock()
+	var keys []cache.Key
+	for name := range p.names[service] {
+		if !p.given[name].tombstone {
+			keys = append(keys, cache.Key{Kind: cache.Endpoints, Name: name})
+		}
+	}
+	p.mu.Unlock()
+	if len(keys) == 0 {
+		return nil
+	}
+	return p.awaitKeysAcknowledged(ctx, keys, p.cache.Await)
+}
+
+// TCPPorts returns the (VIP, port) pairs of raw TCP, sorted: what every pod's
+// capture sends to the TCP listener. The caller must not change it.
+func (p *Publisher) TCPPorts() []netip.AddrPort {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dns.tcpPorts()
+}

@@ -1,0 +1,222 @@
+package publisher
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/projection"
+)
+
+// Catalogue keeps what must survive a restart, so that the same names get the
+// same addresses and the same bytes.
+type Catalogue interface {
+	// Save stores entries and removes those of gone. It may block on the disk.
+	Save(entries []projection.Entry, gone []model.ServiceKey) error
+}
+
+// Names is told what the mesh DNS answers: all names, each time.
+type Names interface {
+	SetNames(names map[string]Address)
+}
+
+// Address is what a name resolves to.
+type Address struct {
+	V4, V6 netip.Addr
+}
+
+const (
+	// saveTimeout bounds how long a change waits for the disk. Routing goes on
+	// without: a restart then begins from an older step.
+	saveTimeout = 2 * time.Second
+	// saveRetry is when a save that failed is tried again.
+	saveRetry = 5 * time.Second
+)
+
+// nameTable is what DNS and the pods' captures are to know. Guarded by
+// Publisher.mu.
+type nameTable struct {
+	// unsaved are the services whose entry is not on disk yet.
+	unsaved  map[model.ServiceKey]struct{}
+	services map[model.ServiceKey]serviceNames
+	// dirty: services changed since the settler took them; tcpDirty: their TCP
+	// ports did.
+	dirty, tcpDirty bool
+	// tcp is the sorted union, nil while it must be made anew.
+	tcp []netip.AddrPort
+	// pods programs the captures; nil before attach exists.
+	pods func()
+}
+
+// serviceNames is one service's part.
+type serviceNames struct {
+	spellings []string
+	address   Address
+	tcp       []uint16
+}
+
+func newNameTable() nameTable {
+	return nameTable{unsaved: map[model.ServiceKey]struct{}{}, services: map[model.ServiceKey]serviceNames{}}
+}
+
+func (t *nameTable) save(key model.ServiceKey) { t.unsaved[key] = struct{}{} }
+
+// set takes a service's shape, zero when it is gone, and reports whether there is
+// something to tell.
+func (t *nameTable) set(key model.ServiceKey, v projection.View) bool {
+	old, had := t.services[key]
+	n := serviceNames{spellings: v.Spellings, address: Address{V4: v.VIP4, V6: v.VIP6}, tcp: v.TCPPorts}
+	known := len(n.spellings) > 0 && n.address.V4.IsValid()
+	switch {
+	case !known && !had:
+		return false
+	case known && had && old.address == n.address && slices.Equal(old.spellings, n.spellings) && slices.Equal(old.tcp, n.tcp):
+		return false
+	case known:
+		t.services[key] = n
+	default:
+		delete(t.services, key)
+	}
+	t.dirty = true
+	if !slices.Equal(old.tcp, n.tcp) || old.address != n.address {
+		t.tcp, t.tcpDirty = nil, true
+	}
+	return true
+}
+
+// tcpPorts returns the sorted union of all services' TCP ports under both addresses.
+func (t *nameTable) tcpPorts() []netip.AddrPort {
+	if t.tcp == nil {
+		t.tcp = []netip.AddrPort{}
+		for _, n := range t.services {
+			for _, a := range []netip.Addr{n.address.V4, n.address.V6} {
+				for _, pt := range n.tcp {
+					if a.IsValid() {
+						t.tcp = append(t.tcp, netip.AddrPortFrom(a, pt))
+					}
+				}
+			}
+		}
+		slices.SortFunc(t.tcp, netip.AddrPort.Compare)
+	}
+	return t.tcp
+}
+
+// names returns a new map of all names.
+func (t *nameTable) names() map[string]Address {
+	out := make(map[string]Address, 2*len(t.services))
+	for _, n := range t.services {
+		for _, s := range n.spellings {
+			out[s] = n.address
+		}
+	}
+	return out
+}
+
+// SyncPods says who programs the running pods' TCP port sets; it may block. Call
+// it before Run.
+func (p *Publisher) SyncPods(sync func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dns.pods = sync
+}
+
+// wake makes the settler look.
+func (p *Publisher) wake() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
+}
+
+// settle does what may block, until ctx ends, always in this order: the catalogue
+// on disk, then Envoy, then the pods' port sets, then DNS.
+func (p *Publisher) settle(ctx context.Context) {
+	retry := time.NewTimer(saveRetry)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.kick:
+		case <-retry.C:
+			retry.Reset(saveRetry)
+		}
+		p.saveCatalogue()
+		p.tellNames()
+	}
+}
+
+// saveCatalogue stores the entries that changed and then gives Envoy what waited
+// for it. When the disk is slow, Envoy gets it after saveTimeout all the same.
+func (p *Publisher) saveCatalogue() {
+	p.mu.Lock()
+	keys := slices.SortedFunc(maps.Keys(p.dns.unsaved), model.ServiceKey.Compare)
+	var entries []projection.Entry
+	var gone []model.ServiceKey
+	for _, key := range keys {
+		delete(p.dns.unsaved, key)
+		if e, ok := p.engine.Entry(key); ok {
+			entries = append(entries, e)
+		} else {
+			gone = append(gone, key)
+		}
+	}
+	p.mu.Unlock()
+	if len(keys) == 0 {
+		return
+	}
+	late := time.AfterFunc(saveTimeout, func() {
+		p.log.Error("the catalogue takes long to be saved; routing goes on without", "services", len(keys))
+		p.release(keys)
+	})
+	err := p.cfg.Catalogue.Save(entries, gone)
+	late.Stop()
+	p.release(keys)
+	if err == nil {
+		return
+	}
+	p.log.Error("the catalogue cannot be saved; routing goes on, and a restart would begin from an older state", "services", len(keys), "error", err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, key := range keys {
+		p.dns.save(key)
+	}
+}
+
+// release gives Envoy the changes of services whose entries were saved, unless
+// they changed again meanwhile.
+func (p *Publisher) release(keys []model.ServiceKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, key := range keys {
+		if _, again := p.dns.unsaved[key]; again {
+			continue
+		}
+		if pc := p.pending[key]; pc != nil {
+			pc.unsaved = false
+		}
+	}
+	p.apply(func(pc *pendingChange) bool { return !pc.unsaved })
+}
+
+// tellNames programs the pods' port sets when they changed, then tells DNS: a name
+// is answered only when the pods know its TCP ports (dataplane decision 8).
+func (p *Publisher) tellNames() {
+	p.mu.Lock()
+	t := &p.dns
+	if !t.dirty {
+		p.mu.Unlock()
+		return
+	}
+	names, pods, tcp := t.names(), t.pods, t.tcpDirty
+	t.dirty, t.tcpDirty = false, false
+	p.mu.Unlock()
+	if tcp && pods != nil {
+		pods()
+	}
+	p.cfg.Names.SetNames(names)
+}
