@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,105 +9,67 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
 
 const payments = "payments.aether.internal"
 
-// atOnceMillis is the upper bound of a refusal "at once": well below the 2 s
-// after which a question to the control plane would have been given up.
-const atOnceMillis = 1000
+// atOnce is the upper bound of a refusal "at once": well below the 2 s after
+// which Envoy gives a question to the control plane up.
+const atOnce = time.Second
 
 // checks are what a user would try, in the order in which it is shown.
 func (sc *scene) checks() []check {
 	return []check{
-		sc.curl(reply{status: 200, port: 8080}, "http://"+payments+"/"),
-		sc.curl(reply{status: 200, port: 8080}, "http://"+payments+":8080/"),
+		sc.curl(want{status: 200, port: 8080}, "http://"+payments+"/"),
+		sc.curl(want{status: 200, port: 8080}, "http://"+payments+":8080/"),
 		sc.grpc(payments + ":9090"),
 		sc.tcp(payments + ":5432"),
-		sc.curl(reply{status: 503}, "http://"+payments+":7777/"),
-		sc.curl(reply{status: 503}, "http://"+payments+":7777/"),
-		sc.lookup("ghost.aether.internal", lookup{Rcode: "NXDOMAIN"}),
-		sc.curl(reply{status: 503}, "-H", "Host: ghost.aether.internal", "http://"+payments+"/"),
-		sc.curl(reply{status: 404}, "-H", "Host: evil.com", "http://"+payments+"/"),
+		sc.curl(want{status: 503}, "http://"+payments+":7777/"),
+		sc.curl(want{status: 503}, "http://"+payments+":7777/"),
+		sc.lookup("ghost.aether.internal", ""),
+		sc.curl(want{status: 503}, "-H", "Host: ghost.aether.internal", "http://"+payments+"/"),
+		sc.curl(want{status: 404}, "-H", "Host: evil.com", "http://"+payments+"/"),
 		sc.spread("http://"+payments+"/", 40, sc.both, sc.plain),
 		sc.spread("http://"+payments+":9090/", 40, sc.both),
 		sc.containers(),
 		sc.badAnnotation("8080,http", `"http"`),
-		sc.lookup(node.OutsideName, lookup{Rcode: "NOERROR", Addresses: []string{node.WebIP}}),
+		sc.lookup(node.OutsideName, node.WebIP),
 		sc.outside(),
 		sc.deletion(),
 	}
 }
 
-// reply is an HTTP answer. A zero field of an expected one is not looked at.
-type reply struct {
-	status    int
-	pod       string
-	port      int
-	container string
-	millis    int
+// want is an expected HTTP answer: of the pods' port, or, when port is 0, of
+// nobody and at once.
+type want struct {
+	status int
+	port   uint16
 }
 
-func (r reply) String() string {
-	s := strconv.Itoa(r.status)
-	if r.port != 0 {
-		s += " from port " + strconv.Itoa(r.port)
+func (w want) String() string {
+	if w.port == 0 {
+		return fmt.Sprintf("%d at once", w.status)
 	}
-	if r.pod != "" {
-		s += " of " + r.pod
-	}
-	if r.status != 200 {
-		s += " at once"
-	}
-	return s
+	return fmt.Sprintf("%d from port %d", w.status, w.port)
 }
 
 // curl asks by the machine's curl from the client pod.
-func (sc *scene) curl(want reply, args ...string) check {
+func (sc *scene) curl(want want, args ...string) check {
 	return check{
 		asked:    shell("curl", args),
 		expected: want.String(),
 		ask: func(ctx context.Context) (string, bool) {
-			got, err := curl(ctx, sc.client, args...)
+			got, err := sc.client.Curl(ctx, args...)
 			if err != nil {
 				return err.Error(), false
 			}
-			received := strconv.Itoa(got.status)
-			if got.pod != "" {
-				received += fmt.Sprintf(" from port %d of %s", got.port, got.pod)
-			}
-			received += fmt.Sprintf(", %d ms", got.millis)
-			ok := got.status == want.status && got.port == want.port && (got.status == 200 || got.millis < atOnceMillis)
-			return received, ok
+			received := fmt.Sprintf("%s, %d ms", got, got.Took.Milliseconds())
+			return received, got.Status == want.status && got.Echo.Port == want.port && (want.port != 0 || got.Took < atOnce)
 		},
 	}
-}
-
-// curl runs curl and reads which server answered.
-func curl(ctx context.Context, from *node.Pod, args ...string) (reply, error) {
-	argv := append([]string{"curl", "-sS", "--max-time", "10", "-w", "\n%{http_code} %{time_total}"}, args...)
-	out, err := from.Exec(ctx, argv...)
-	if err != nil {
-		return reply{}, err
-	}
-	at := strings.LastIndexByte(out, '\n')
-	var r reply
-	var seconds float64
-	if _, err := fmt.Sscanf(out[at+1:], "%d %g", &r.status, &seconds); err != nil {
-		return reply{}, fmt.Errorf("read what curl printed, %q: %w", out, err)
-	}
-	r.millis = int(seconds * 1000)
-	var body struct {
-		Pod, Container string
-		Port           int
-	}
-	// Envoy's own answers have no JSON body: they come from no pod.
-	if json.Unmarshal([]byte(out[:at]), &body) == nil {
-		r.pod, r.port, r.container = body.Pod, body.Port, body.Container
-	}
-	return r, nil
 }
 
 // grpc calls the standard health service by grpc-go.
@@ -115,15 +78,14 @@ func (sc *scene) grpc(target string) check {
 		asked:    "grpc " + target + " grpc.health.v1.Health/Check",
 		expected: "SERVING from port 9090",
 		ask: func(ctx context.Context) (string, bool) {
-			var got struct{ Code, Message, Health, Pod, Port, Authority string }
-			if err := ask(ctx, sc.client, &got, "grpc", target); err != nil {
+			got, err := sc.client.GRPC(ctx, target)
+			if err != nil {
 				return err.Error(), false
 			}
 			if got.Code != "OK" {
 				return got.Code + " " + got.Message, false
 			}
-			received := fmt.Sprintf("%s from port %s of %s", got.Health, got.Port, got.Pod)
-			return received, got.Health == "SERVING" && got.Port == "9090" && got.Authority == target
+			return got.Health + " " + got.Origin.String(), got.Health == "SERVING" && got.Port == 9090 && got.Authority == target
 		},
 	}
 }
@@ -134,8 +96,8 @@ func (sc *scene) tcp(target string) check {
 		asked:    "nc " + target + " <<< hello",
 		expected: "the banner of port 5432, hello",
 		ask: func(ctx context.Context) (string, bool) {
-			var got struct{ Banner, Echo, Error string }
-			if err := ask(ctx, sc.client, &got, "tcp", target, "hello"); err != nil {
+			got, err := sc.client.TCP(ctx, target, "hello")
+			if err != nil {
 				return err.Error(), false
 			}
 			received := fmt.Sprintf("%q, %q %s", got.Banner, got.Echo, got.Error)
@@ -144,29 +106,20 @@ func (sc *scene) tcp(target string) check {
 	}
 }
 
-// lookup is a DNS answer.
-type lookup struct {
-	Rcode     string
-	Addresses []string
-}
-
-func (l lookup) String() string {
-	if l.Rcode == "NOERROR" {
-		return strings.Join(l.Addresses, " ")
-	}
-	return l.Rcode
-}
-
-func (sc *scene) lookup(name string, want lookup) check {
+// lookup asks the pod's resolver; address is "" for a name that must not exist.
+func (sc *scene) lookup(name, address string) check {
 	return check{
 		asked:    "dig " + name,
-		expected: want.String(),
+		expected: cmp.Or(address, "NXDOMAIN"),
 		ask: func(ctx context.Context) (string, bool) {
-			var got lookup
-			if err := ask(ctx, sc.client, &got, "lookup", name); err != nil {
+			got, err := sc.client.Lookup(ctx, name)
+			if err != nil {
 				return err.Error(), false
 			}
-			return got.String(), got.Rcode == want.Rcode && slices.Equal(got.Addresses, append([]string{}, want.Addresses...))
+			if address == "" {
+				return got.Rcode, got.Rcode == "NXDOMAIN"
+			}
+			return fmt.Sprint(got.Rcode, " ", got.Addresses), slices.Equal(got.Addresses, []string{address})
 		},
 	}
 }
@@ -178,16 +131,16 @@ func (sc *scene) spread(url string, requests int, pods ...*node.Pod) check {
 	for i, p := range pods {
 		names[i] = p.Spec.Name
 	}
-	args := []string{"get", "-n", strconv.Itoa(requests), "-keepalive=false", url}
+	args := []string{"-n", strconv.Itoa(requests), "-keepalive=false"}
 	if strings.Contains(url, ":9090") {
-		args = slices.Insert(args, 1, "-h2")
+		args = append(args, "-h2")
 	}
 	return check{
 		asked:    fmt.Sprintf("%s, %d times", url, requests),
 		expected: "only " + strings.Join(names, " and "),
 		ask: func(ctx context.Context) (string, bool) {
-			var got struct{ Answers map[string]int }
-			if err := ask(ctx, sc.client, &got, args...); err != nil {
+			got, err := sc.client.Get(ctx, append(args, url)...)
+			if err != nil {
 				return err.Error(), false
 			}
 			reached := make(map[string]bool)
@@ -204,26 +157,27 @@ func (sc *scene) spread(url string, requests int, pods ...*node.Pod) check {
 
 // containers asks both containers of one pod, each on its own port.
 func (sc *scene) containers() check {
+	const expected = "web 8080, ledger 9090"
 	return check{
 		asked:    "which container of payments-1 owns 8080, which 9090",
-		expected: "web 8080, ledger 9090",
+		expected: expected,
 		ask: func(ctx context.Context) (string, bool) {
 			var received []string
 			for _, args := range [][]string{{"http://" + payments + "/"}, {"--http2-prior-knowledge", "http://" + payments + ":9090/"}} {
 				// The default port is also served by payments-2: ask until the right pod answers.
 				for range 100 {
-					got, err := curl(ctx, sc.client, args...)
+					got, err := sc.client.Curl(ctx, args...)
 					if err != nil {
 						return err.Error(), false
 					}
-					if got.pod == sc.both.Spec.Name {
-						received = append(received, fmt.Sprintf("%s %d", got.container, got.port))
+					if got.Echo.Pod == sc.both.Spec.Name {
+						received = append(received, fmt.Sprintf("%s %d", got.Echo.Container, got.Echo.Port))
 						break
 					}
 				}
 			}
 			text := strings.Join(received, ", ")
-			return text, text == "web 8080, ledger 9090"
+			return text, text == expected
 		},
 	}
 }
@@ -239,6 +193,9 @@ func (sc *scene) badAnnotation(value, named string) check {
 				return "the pod was added", false
 			}
 			code, text := node.CNIError(err)
+			if code == 0 {
+				return err.Error(), false
+			}
 			return fmt.Sprintf("%d: %s", code, text), code == 102 && strings.Contains(text, keyPorts) && strings.Contains(text, named)
 		},
 	}
@@ -285,18 +242,6 @@ func (sc *scene) deletion() check {
 			return received, ok
 		},
 	}
-}
-
-// ask runs a client of podserver in the pod and decodes what it printed.
-func ask(ctx context.Context, from *node.Pod, into any, args ...string) error {
-	out, err := from.Podserver(ctx, args...)
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal([]byte(out), into); err != nil {
-		return fmt.Errorf("read %q: %w", out, err)
-	}
-	return nil
 }
 
 // shell is a command as a user would type it.

@@ -113,8 +113,12 @@ func show(ctx context.Context, n *node.Node, r *report, keep bool) error {
 	return nil
 }
 
-// copyLogs copies the logs out of the sandbox's memory and adds to err where they are.
+// copyLogs copies the logs, if there are any, out of the sandbox's memory and
+// adds to err where they are.
 func copyLogs(from string, err error) error {
+	if logs, readErr := os.ReadDir(from); readErr != nil || len(logs) == 0 {
+		return errors.Join(err, readErr)
+	}
 	dir, mkErr := os.MkdirTemp("", "portolan-demo-")
 	if mkErr != nil {
 		return errors.Join(err, mkErr)

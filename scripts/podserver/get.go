@@ -5,23 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
-)
 
-// tally counts answers by what they were: "200 payments-1:8080", "503", or the
-// error of a request that got none.
-type tally struct {
-	Requests int            `json:"requests"`
-	Answers  map[string]int `json:"answers"`
-	// MaxMillis is the slowest request's time.
-	MaxMillis int64 `json:"maxMillis"`
-}
+	"github.com/portolan-mesh/portolan/scripts/answer"
+)
 
 // getCommand sends requests and counts the answers.
 func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) error {
@@ -74,10 +66,10 @@ type load struct {
 
 	next  atomic.Int64
 	mu    sync.Mutex
-	tally tally // guarded by mu
+	tally answer.Tally // guarded by mu
 }
 
-func (l *load) run(ctx context.Context, workers int) tally {
+func (l *load) run(ctx context.Context, workers int) answer.Tally {
 	l.tally.Answers = make(map[string]int)
 	var group sync.WaitGroup
 	for range workers {
@@ -90,8 +82,8 @@ func (l *load) run(ctx context.Context, workers int) tally {
 				begin := time.Now()
 				// A request that was begun is finished, so that the end of the run
 				// does not look like a failure.
-				answer := l.get(context.WithoutCancel(ctx), l.urls[i%int64(len(l.urls))])
-				l.count(answer, time.Since(begin))
+				got := l.get(context.WithoutCancel(ctx), l.urls[i%int64(len(l.urls))])
+				l.count(got, time.Since(begin))
 			}
 		})
 	}
@@ -99,11 +91,11 @@ func (l *load) run(ctx context.Context, workers int) tally {
 	return l.tally
 }
 
-func (l *load) count(answer string, took time.Duration) {
+func (l *load) count(got string, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tally.Requests++
-	l.tally.Answers[answer]++
+	l.tally.Answers[got]++
 	l.tally.MaxMillis = max(l.tally.MaxMillis, took.Milliseconds())
 }
 
@@ -126,9 +118,9 @@ func (l *load) get(ctx context.Context, url string) string {
 		return "error: " + err.Error()
 	}
 	code := strconv.Itoa(resp.StatusCode)
-	var from origin
+	var from answer.Origin
 	if json.Unmarshal(body, &from) != nil || from.Pod == "" {
 		return code
 	}
-	return fmt.Sprintf("%s %s:%d", code, from.Pod, from.Port)
+	return code + " " + from.String()
 }

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,23 +15,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-)
 
-// grpcAnswer is what a gRPC client saw.
-type grpcAnswer struct {
-	// Code is the gRPC status, "OK" when there was an answer.
-	Code string `json:"code"`
-	// Message of the status.
-	Message string `json:"message,omitempty"`
-	// Health is the status in the health service's answer.
-	Health string `json:"health,omitempty"`
-	// Pod, Port, Authority and XFCC are what the server says of itself and of
-	// what arrived there.
-	Pod       string `json:"pod,omitempty"`
-	Port      string `json:"port,omitempty"`
-	Authority string `json:"authority,omitempty"`
-	XFCC      string `json:"xfcc,omitempty"`
-}
+	"github.com/portolan-mesh/portolan/scripts/answer"
+)
 
 // grpcCommand calls grpc.health.v1.Health/Check -n times, each on a connection
 // of its own, and prints one line for each call.
@@ -42,11 +29,11 @@ func grpcCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer)
 			return usageError{errors.New("grpc: want one host:port")}
 		}
 		for range *calls {
-			answer, err := call(ctx, args[0], *timeout)
+			got, err := call(ctx, args[0], *timeout)
 			if err != nil {
 				return err
 			}
-			if err := printJSON(stdout, answer); err != nil {
+			if err := printJSON(stdout, got); err != nil {
 				return err
 			}
 		}
@@ -54,23 +41,23 @@ func grpcCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer)
 	}
 }
 
-func call(ctx context.Context, target string, timeout time.Duration) (grpcAnswer, error) {
+func call(ctx context.Context, target string, timeout time.Duration) (answer.GRPC, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
 	if err != nil {
-		return grpcAnswer{}, fmt.Errorf("dial %s: %w", target, err)
+		return answer.GRPC{}, fmt.Errorf("dial %s: %w", target, err)
 	}
 	defer conn.Close()
 	var header metadata.MD
 	resp, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.Header(&header))
 	first := func(key string) string { return strings.Join(header.Get(key), ",") }
-	return grpcAnswer{
+	number, _ := strconv.ParseUint(first(headerPort), 10, 16) // 0 when no server answered
+	return answer.GRPC{
 		Code:      status.Code(err).String(),
 		Message:   status.Convert(err).Message(),
 		Health:    resp.GetStatus().String(),
-		Pod:       first(headerPod),
-		Port:      first(headerPort),
+		Origin:    answer.Origin{Pod: first(headerPod), Port: uint16(number)},
 		Authority: first(headerAuthority),
 		XFCC:      first(headerXFCC),
 	}, nil

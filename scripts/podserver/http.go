@@ -16,33 +16,8 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/scripts/answer"
 )
-
-// origin says which server gave an answer.
-type origin struct {
-	Pod       string `json:"pod"`
-	Container string `json:"container,omitempty"`
-	Port      uint16 `json:"port"`
-}
-
-// echo is the answer of an HTTP server: who answered, and what arrived there.
-type echo struct {
-	origin
-
-	// Protocol is the request's, for example HTTP/1.1 or HTTP/2.0.
-	Protocol string `json:"protocol"`
-	// Authority is the Host header or :authority.
-	Authority string `json:"authority"`
-	Method    string `json:"method"`
-	Path      string `json:"path"`
-	// XFCC is x-forwarded-client-cert: the caller's identity.
-	XFCC string `json:"xfcc,omitempty"`
-	// Remote is the address of the socket's other end.
-	Remote string `json:"remote"`
-	// Bytes is the length of the request's body.
-	Bytes   int64       `json:"bytes,omitempty"`
-	Headers http.Header `json:"headers"`
-}
 
 // The response headers of every HTTP answer and the header metadata of every
 // gRPC answer.
@@ -56,7 +31,7 @@ const (
 // newHTTPHandler serves one port: gRPC requests by the standard health service,
 // all others by an echo. /status/<code> answers with that status, ?hold=2s
 // delays the answer, and a request to upgrade gets its bytes echoed.
-func newHTTPHandler(log *slog.Logger, protocol port.Protocol, from origin) http.Handler {
+func newHTTPHandler(log *slog.Logger, protocol port.Protocol, from answer.Origin) http.Handler {
 	grpcServer := newGRPCServer(from)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		log.Info("request", "port", from.Port, "protocol", r.Proto, "authority", r.Host, "path", r.URL.Path)
@@ -71,7 +46,7 @@ func newHTTPHandler(log *slog.Logger, protocol port.Protocol, from origin) http.
 	})
 }
 
-func serveEcho(w http.ResponseWriter, r *http.Request, from origin) {
+func serveEcho(w http.ResponseWriter, r *http.Request, from answer.Origin) {
 	size, err := io.Copy(io.Discard, r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -87,8 +62,8 @@ func serveEcho(w http.ResponseWriter, r *http.Request, from origin) {
 			return
 		}
 	}
-	answer := echo{
-		origin:    from,
+	reply := answer.Echo{
+		Origin:    from,
 		Protocol:  r.Proto,
 		Authority: r.Host,
 		Method:    r.Method,
@@ -102,7 +77,7 @@ func serveEcho(w http.ResponseWriter, r *http.Request, from origin) {
 	w.Header().Set(headerPod, from.Pod)
 	w.Header().Set(headerPort, strconv.Itoa(int(from.Port)))
 	w.WriteHeader(status)
-	_ = printJSON(w, answer)
+	_ = printJSON(w, reply)
 }
 
 // upgrade switches protocols as a WebSocket server would and echoes what comes.
@@ -122,7 +97,7 @@ func upgrade(w http.ResponseWriter, r *http.Request) {
 
 // newGRPCServer serves grpc.health.v1 and says in the header metadata which
 // server answered and what it saw of the caller.
-func newGRPCServer(from origin) *grpc.Server {
+func newGRPCServer(from answer.Origin) *grpc.Server {
 	server := grpc.NewServer(grpc.UnaryInterceptor(
 		func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			seen, _ := metadata.FromIncomingContext(ctx)

@@ -10,21 +10,9 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-)
 
-// lookupAnswer is a DNS answer as it came over the wire.
-type lookupAnswer struct {
-	Name string `json:"name"`
-	Type string `json:"type"`
-	// Rcode is NOERROR, NXDOMAIN and so on.
-	Rcode string `json:"rcode"`
-	// Addresses of the answer section.
-	Addresses []string `json:"addresses"`
-	// TTL is the lowest of the answer, or of the SOA for a negative answer, in seconds.
-	TTL uint32 `json:"ttl"`
-	// Authoritative says who answered: the owner of the name, or a cache.
-	Authoritative bool `json:"authoritative"`
-}
+	"github.com/portolan-mesh/portolan/scripts/answer"
+)
 
 // lookupCommand asks the resolver of /etc/resolv.conf, without search domains
 // and without a cache, so that the response code can be seen.
@@ -56,12 +44,12 @@ func lookupCommand(flags *flag.FlagSet) func(context.Context, []string, io.Write
 		if err != nil {
 			return fmt.Errorf("ask %s for %s: %w", server, args[0], err)
 		}
-		return printJSON(stdout, newLookupAnswer(args[0], *kind, resp))
+		return printJSON(stdout, newDNSAnswer(args[0], *kind, resp))
 	}
 }
 
-func newLookupAnswer(name, kind string, resp *dns.Msg) lookupAnswer {
-	answer := lookupAnswer{
+func newDNSAnswer(name, kind string, resp *dns.Msg) answer.DNS {
+	got := answer.DNS{
 		Name:          name,
 		Type:          kind,
 		Rcode:         dns.RcodeToString[resp.Rcode],
@@ -71,9 +59,9 @@ func newLookupAnswer(name, kind string, resp *dns.Msg) lookupAnswer {
 	for _, rr := range resp.Answer {
 		switch rr := rr.(type) {
 		case *dns.A:
-			answer.Addresses = append(answer.Addresses, rr.A.String())
+			got.Addresses = append(got.Addresses, rr.A.String())
 		case *dns.AAAA:
-			answer.Addresses = append(answer.Addresses, rr.AAAA.String())
+			got.Addresses = append(got.Addresses, rr.AAAA.String())
 		}
 	}
 	for i, rr := range append(resp.Answer, resp.Ns...) {
@@ -81,9 +69,9 @@ func newLookupAnswer(name, kind string, resp *dns.Msg) lookupAnswer {
 		if soa, ok := rr.(*dns.SOA); ok {
 			ttl = min(ttl, soa.Minttl)
 		}
-		if i == 0 || ttl < answer.TTL {
-			answer.TTL = ttl
+		if i == 0 || ttl < got.TTL {
+			got.TTL = ttl
 		}
 	}
-	return answer
+	return got
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/scripts/answer"
 )
 
 // drainTime bounds how long requests in flight may take after SIGTERM.
@@ -39,7 +40,7 @@ func serveCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer
 		group, ctx := errgroup.WithContext(ctx)
 		for _, spec := range specs {
 			group.Go(func() error {
-				return serve(ctx, log, spec, origin{Pod: *name, Container: *container, Port: spec.number})
+				return serve(ctx, log, spec, answer.Origin{Pod: *name, Container: *container, Port: spec.number})
 			})
 		}
 		return group.Wait()
@@ -47,7 +48,7 @@ func serveCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer
 }
 
 // serve waits for the server's delay, listens and serves until the context ends.
-func serve(ctx context.Context, log *slog.Logger, spec listenSpec, from origin) error {
+func serve(ctx context.Context, log *slog.Logger, spec listenSpec, from answer.Origin) error {
 	if !sleep(ctx, spec.delay) {
 		return nil
 	}

@@ -12,11 +12,13 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/portolan-mesh/portolan/scripts/answer"
 )
 
 // serveTCP is a server-first protocol: each connection gets a banner that names
 // the server, then every byte back. It ends with the context and closes what is open.
-func serveTCP(ctx context.Context, log *slog.Logger, listener net.Listener, from origin) error {
+func serveTCP(ctx context.Context, log *slog.Logger, listener net.Listener, from answer.Origin) error {
 	var open sync.WaitGroup
 	defer open.Wait()
 	stop := context.AfterFunc(ctx, func() { _ = listener.Close() })
@@ -40,18 +42,6 @@ func serveTCP(ctx context.Context, log *slog.Logger, listener net.Listener, from
 			_, _ = io.Copy(conn, conn)
 		})
 	}
-}
-
-// tcpAnswer is what a raw TCP client saw.
-type tcpAnswer struct {
-	// Banner is the first line that the server sent by itself.
-	Banner string `json:"banner"`
-	// Echo is the line that came back for the one sent.
-	Echo string `json:"echo"`
-	// Error is how the connection ended when it did not end well.
-	Error string `json:"error,omitempty"`
-	// Millis is the time from the dial to the end.
-	Millis int64 `json:"millis"`
 }
 
 // tcpCommand dials, reads the banner, sends a line and reads it back.
@@ -79,14 +69,14 @@ func tcpCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 		if err := conn.SetDeadline(begin.Add(*timeout)); err != nil {
 			return fmt.Errorf("set the deadline of %s: %w", args[0], err)
 		}
-		answer := exchange(conn, line, *first)
-		answer.Millis = time.Since(begin).Milliseconds()
-		return printJSON(stdout, answer)
+		got := exchange(conn, line, *first)
+		got.Millis = time.Since(begin).Milliseconds()
+		return printJSON(stdout, got)
 	}
 }
 
 // exchange speaks the protocol of serveTCP and keeps how far it came.
-func exchange(conn net.Conn, line string, clientFirst bool) (answer tcpAnswer) {
+func exchange(conn net.Conn, line string, clientFirst bool) (got answer.TCP) {
 	reader := bufio.NewReader(conn)
 	send := func() error {
 		_, err := io.WriteString(conn, line+"\n")
@@ -94,20 +84,20 @@ func exchange(conn net.Conn, line string, clientFirst bool) (answer tcpAnswer) {
 	}
 	read := func(into *string) func() error {
 		return func() error {
-			got, err := reader.ReadString('\n')
-			*into = strings.TrimSuffix(got, "\n")
+			line, err := reader.ReadString('\n')
+			*into = strings.TrimSuffix(line, "\n")
 			return err
 		}
 	}
-	steps := []func() error{read(&answer.Banner), send, read(&answer.Echo)}
+	steps := []func() error{read(&got.Banner), send, read(&got.Echo)}
 	if clientFirst {
 		steps[0], steps[1] = steps[1], steps[0]
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
-			answer.Error = err.Error()
-			return answer
+			got.Error = err.Error()
+			return got
 		}
 	}
-	return answer
+	return got
 }
