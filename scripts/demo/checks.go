@@ -85,7 +85,7 @@ func (sc *scene) grpc(target string) check {
 			if got.Code != "OK" {
 				return got.Code + " " + got.Message, false
 			}
-			return got.Health + " " + got.Origin.String(), got.Health == "SERVING" && got.Port == 9090 && got.Authority == target
+			return got.Health + " " + got.String(), got.Health == "SERVING" && got.Port == 9090 && got.Authority == target
 		},
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // The addresses of the world outside the mesh: on the node's lo, and reached
@@ -54,6 +55,8 @@ func startOutside(ctx context.Context) (*Outside, error) {
 		if err != nil {
 			return nil, fmt.Errorf("parse %s: %w", ip, err)
 		}
+		// Without it an IPv6 address cannot be bound at once.
+		address.Flags = unix.IFA_F_NODAD
 		if err := netlink.AddrReplace(lo, address); err != nil {
 			return nil, fmt.Errorf("add %s to lo: %w", ip, err)
 		}
