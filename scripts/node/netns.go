@@ -1,39 +1,39 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"runtime"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // netnsDir is where runtimes keep network namespaces.
 const netnsDir = "/run/netns"
 
 // newNetns makes a network namespace that the file at path keeps alive.
-func newNetns(path string) error {
+//
+// A program does it, not a thread of this process that unshares and ends: when
+// such a thread is the first one, Go cannot end it, and it would hold the
+// network namespace for as long as this process lives.
+func newNetns(ctx context.Context, path string) error {
 	if err := os.WriteFile(path, nil, 0o444); err != nil {
 		return fmt.Errorf("make %s: %w", path, err)
 	}
-	done := make(chan error)
-	go func() {
-		// The thread is not unlocked: it ends with this goroutine and takes its
-		// network namespace with it.
-		runtime.LockOSThread()
-		done <- bindNewNetns(path)
-	}()
-	if err := <-done; err != nil {
-		return errors.Join(fmt.Errorf("make a network namespace at %s: %w", path, err), os.Remove(path))
+	if _, err := output(ctx, nil, "unshare", "--net="+path, "true"); err != nil {
+		return errors.Join(fmt.Errorf("make a network namespace: %w", err), os.Remove(path))
 	}
 	return nil
 }
 
-// bindNewNetns leaves the calling thread in the new namespace.
-func bindNewNetns(path string) error {
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return err
+// removeNetns unmounts and removes a network namespace; a missing one is no error.
+func removeNetns(path string) error {
+	if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", path, err)
 	}
-	return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove %s: %w", path, err)
+	}
+	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -86,7 +85,7 @@ func (n *Node) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 		env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "POD_NAME=" + spec.Name},
 	}
 	p.runtime = p.newRuntimeConf()
-	if err := newNetns(p.Netns); err != nil {
+	if err := newNetns(ctx, p.Netns); err != nil {
 		return nil, err
 	}
 	result, err := n.chain.add(ctx, p.runtime)
@@ -294,15 +293,4 @@ func randomHex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // never fails
 	return fmt.Sprintf("%x", b)
-}
-
-// removeNetns unmounts and removes a network namespace; a missing one is no error.
-func removeNetns(path string) error {
-	if err := syscall.Unmount(path, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOENT) {
-		return fmt.Errorf("unmount %s: %w", path, err)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove %s: %w", path, err)
-	}
-	return nil
 }
