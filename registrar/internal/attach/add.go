@@ -28,6 +28,9 @@ func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(D
 	if !d.Meshed {
 		return decided(d)
 	}
+	if m.cfg.Unsupported != nil {
+		return m.cfg.Unsupported
+	}
 	unlock, err := m.keys.lock(ctx, d.Pod.Key)
 	if err != nil {
 		return err

@@ -105,6 +105,9 @@ type Config struct {
 	DrainWait time.Duration
 	// Now is the clock.
 	Now func() time.Time
+	// Unsupported says what the kernel lacks to mesh a pod; nil when nothing
+	// (CNI-51). It is found once, at start.
+	Unsupported error
 
 	Mesh       Mesh
 	Registry   Registry
@@ -191,6 +194,9 @@ func (m *Manager) Oldest() (t time.Time, ok bool) {
 
 // Missing names what an Add would have to wait for, or is empty (STATUS).
 func (m *Manager) Missing() string {
+	if m.cfg.Unsupported != nil {
+		return m.cfg.Unsupported.Error()
+	}
 	if s := m.cfg.Mesh.Missing(); s != "" {
 		return s
 	}
@@ -205,6 +211,20 @@ type Status struct {
 	Listening []uint16
 	Misbound  []string
 }
+
+// Phase says in one word how far the attachment is.
+func (s Status) Phase() string {
+	switch {
+	case s.Leaving:
+		return "leaving"
+	case s.Proven:
+		return "attached"
+	}
+	return "attaching"
+}
+
+// Listens reports whether the app listens where the mesh reaches it.
+func (s Status) Listens(port uint16) bool { return slices.Contains(s.Listening, port) }
 
 // Status returns every attachment in key order.
 func (m *Manager) Status() []Status {

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
-	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/api/cni/spool"
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 

@@ -121,6 +121,7 @@ func (p *Publisher) OnRegistry(ev registry.Event) {
 		p.synced = true
 		p.engine.Synced()
 		p.notify()
+		p.wake()
 	}
 	p.flush()
 	if ev.Kind == registry.Delete {
@@ -205,17 +206,32 @@ func (p *Publisher) missing() string {
 // AwaitReady waits until the registry is synced and an Envoy is connected; the
 // error names what is missing.
 func (p *Publisher) AwaitReady(ctx context.Context) error {
+	return p.awaitChange(ctx, p.missing)
+}
+
+// AwaitSynced waits until the registry has told all its records.
+func (p *Publisher) AwaitSynced(ctx context.Context) error {
+	return p.awaitChange(ctx, func() string {
+		if p.synced {
+			return ""
+		}
+		return p.missing()
+	})
+}
+
+// awaitChange waits until missing, called with mu held, returns nothing.
+func (p *Publisher) awaitChange(ctx context.Context, missing func() string) error {
 	for {
 		p.mu.Lock()
-		missing, changed := p.missing(), p.changed
+		text, changed := missing(), p.changed
 		p.mu.Unlock()
-		if missing == "" {
+		if text == "" {
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("%s (%w)", missing, ctx.Err())
+			return fmt.Errorf("%s (%w)", text, ctx.Err())
 		}
 	}
 }

@@ -59,7 +59,10 @@ type serviceNames struct {
 }
 
 func newNameTable() nameTable {
-	return nameTable{unsaved: map[model.ServiceKey]struct{}{}, services: map[model.ServiceKey]serviceNames{}}
+	return nameTable{
+		unsaved: map[model.ServiceKey]struct{}{}, services: map[model.ServiceKey]serviceNames{},
+		dirty: true, tcpDirty: true,
+	}
 }
 
 func (t *nameTable) save(key model.ServiceKey) { t.unsaved[key] = struct{}{} }
@@ -208,7 +211,9 @@ func (p *Publisher) release(keys []model.ServiceKey) {
 func (p *Publisher) tellNames() {
 	p.mu.Lock()
 	t := &p.dns
-	if !t.dirty {
+	// DNS may know more than a registrar that has just started: it is told nothing
+	// before the registry is synced, and then all, even if that is no name.
+	if !t.dirty || !p.synced {
 		p.mu.Unlock()
 		return
 	}

@@ -1,0 +1,93 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/portolan-mesh/portolan/api/cni/spool"
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/plugins/capture"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// netnsCapture implements attach.Capture over plugins/capture and the plugin's
+// pins.
+type netnsCapture struct {
+	netnsDir  string
+	vipRanges []netip.Prefix
+}
+
+// settings returns the capture that a pod must have.
+func (c netnsCapture) settings(pod model.Pod, tcpPorts []netip.AddrPort) capture.Config {
+	return capture.Config{
+		VIPRanges:     c.vipRanges,
+		TCPPorts:      tcpPorts,
+		ExcludePorts:  pod.ExcludePorts,
+		ExcludeRanges: pod.ExcludeRanges,
+		DNS:           !pod.ServesDNS(),
+		IPv6:          pod.IPv6(),
+	}
+}
+
+// SetTCPPorts implements attach.Capture.
+func (c netnsCapture) SetTCPPorts(pod model.Pod, ports []netip.AddrPort) error {
+	return capture.SetTCPPorts(pod.Netns, ports)
+}
+
+// Ensure implements attach.Capture: what differs from what must be there is
+// replaced as a whole.
+func (c netnsCapture) Ensure(pod model.Pod, ports []netip.AddrPort) (bool, error) {
+	cfg := c.settings(pod, ports)
+	err := capture.Verify(pod.Netns, cfg)
+	var missing *capture.MissingError
+	switch {
+	case err == nil:
+		return false, nil
+	case errors.As(err, &missing):
+		return true, capture.Apply(pod.Netns, cfg)
+	}
+	return false, err
+}
+
+// Gone implements attach.Capture. The pin keeps a network namespace alive that
+// the runtime has let go of, so the runtime's path decides.
+func (c netnsCapture) Gone(pod model.Pod) bool {
+	var pin, runtime unix.Stat_t
+	if err := unix.Stat(pod.Netns, &pin); err != nil {
+		return true
+	}
+	if pod.RuntimeNetns == "" || pod.RuntimeNetns == pod.Netns {
+		return !isNetns(pod.Netns)
+	}
+	if err := unix.Stat(pod.RuntimeNetns, &runtime); err != nil {
+		return true
+	}
+	return pin.Dev != runtime.Dev || pin.Ino != runtime.Ino
+}
+
+func isNetns(path string) bool {
+	var s unix.Statfs_t
+	return unix.Statfs(path, &s) == nil && s.Type == unix.NSFS_MAGIC
+}
+
+// Unpin implements attach.Capture: it removes what the plugin's DEL would have.
+func (c netnsCapture) Unpin(key model.AttachmentKey) error {
+	path := filepath.Join(c.netnsDir, key.String())
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount pin %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove pin: %w", err)
+	}
+	name, err := spool.Name(&cniv1.Attachment{ContainerId: key.ContainerID, Ifname: key.IfName}, spool.Attached)
+	if err != nil {
+		return err
+	}
+	return spool.Remove(c.netnsDir, name)
+}

@@ -1,0 +1,332 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/plugins/capture"
+	"github.com/portolan-mesh/portolan/registrar/internal/attach"
+	"github.com/portolan-mesh/portolan/registrar/internal/catalogue"
+	"github.com/portolan-mesh/portolan/registrar/internal/dns"
+	"github.com/portolan-mesh/portolan/registrar/internal/identity"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/podserver"
+	"github.com/portolan-mesh/portolan/registrar/internal/projection"
+	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
+	"github.com/portolan-mesh/portolan/registrar/internal/readiness"
+	"github.com/portolan-mesh/portolan/registrar/internal/registry"
+	"github.com/portolan-mesh/portolan/registrar/internal/registry/embedded"
+	"github.com/portolan-mesh/portolan/registrar/internal/state"
+	"github.com/portolan-mesh/portolan/registrar/internal/unixsocket"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/server"
+)
+
+func newRunCommand(s streams) *cobra.Command {
+	var c runConfig
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "run the node's control plane",
+		Long: "run takes the pods that the CNI plugin reports, publishes what they serve, and drives the node's\n" +
+			"Envoy and mesh DNS. Restarting it closes no connection of any pod.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := newLogger(s.err, c.LogLevel)
+			if err != nil {
+				return err
+			}
+			vip4, vip6, err := c.Mesh.complete()
+			if err := errors.Join(err, c.validate()); err != nil {
+				return err
+			}
+			d, err := newDaemon(c, []netip.Prefix{vip4, vip6}, log)
+			if err != nil {
+				return err
+			}
+			return ended(d.run(cmd.Context()))
+		},
+	}
+	c.flags(cmd.Flags())
+	return cmd
+}
+
+// daemon is `registrar run`: every part, made and not yet running.
+type daemon struct {
+	cfg     runConfig
+	log     *slog.Logger
+	metrics *prometheus.Registry
+	capture netnsCapture
+
+	db         *bolt.DB
+	recovery   state.Recovery
+	backend    *embedded.Backend
+	cache      *cache.Cache
+	xds        *server.Server
+	publisher  *publisher.Publisher
+	identities *identity.Manager
+	readiness  *readiness.Watcher
+	names      meshNames
+	pods       *attach.Manager
+	started    time.Time
+}
+
+// newDaemon opens what is on disk and makes the parts, from the one that is
+// depended on to those that depend.
+func newDaemon(cfg runConfig, vips []netip.Prefix, log *slog.Logger) (*daemon, error) {
+	d := &daemon{
+		cfg: cfg, log: log, metrics: prometheus.NewRegistry(), started: time.Now(),
+		capture: netnsCapture{netnsDir: cfg.NetnsDir, vipRanges: vips},
+	}
+	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	for _, make := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makeNames, d.makePods} {
+		if err := make(); err != nil {
+			d.close()
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+func (d *daemon) component(name string) *slog.Logger { return d.log.With("component", name) }
+
+func (d *daemon) openState() error {
+	var err error
+	d.db, d.recovery, err = state.Open(filepath.Join(d.cfg.StateDir, "state.db"), d.component("state"))
+	if err != nil {
+		return err
+	}
+	d.backend, err = embedded.Open(d.db, d.component("registry"))
+	return err
+}
+
+// makeXDS makes what Envoy is served from. The names client comes first in time,
+// but the publisher only needs it once it runs.
+func (d *daemon) makeXDS() error {
+	d.cache = cache.New(cache.Config{Logger: d.component("xds")})
+	var err error
+	if d.xds, err = server.New(server.Config{Cache: d.cache, Logger: d.component("xds"), Registerer: d.metrics}); err != nil {
+		return err
+	}
+	upstreams, err := resolvers(d.cfg.DNSUpstream, "/etc/resolv.conf")
+	if err != nil {
+		return err
+	}
+	client, err := dns.NewClient(dns.ClientConfig{
+		Socket: d.cfg.DNSSocket, Registerer: d.metrics, Log: d.component("dns"),
+		Settings: dns.Settings{Domain: d.cfg.Mesh.Domain, Upstreams: upstreams},
+	})
+	if err != nil {
+		return err
+	}
+	d.names = meshNames{client: client, socket: d.cfg.DNSSocket, log: d.component("dns")}
+	return nil
+}
+
+func (d *daemon) makeNames() error {
+	store, err := catalogue.Open(d.db)
+	if err != nil {
+		return err
+	}
+	engine, err := d.loadEngine(store)
+	if err != nil {
+		return err
+	}
+	d.publisher, err = publisher.New(publisher.Config{
+		Engine: engine, Cache: d.cache, Catalogue: store, Names: d.names, Log: d.component("publisher"),
+		Domain: d.cfg.Mesh.Domain, TrustDomain: d.cfg.Mesh.TrustDomain, VIPRanges: d.capture.vipRanges,
+		FlatNamespaces: d.cfg.Mesh.FlatNamespaces, Self: d.locality(), XDSSocket: d.cfg.XDSSocket, Now: time.Now,
+	})
+	return err
+}
+
+func (d *daemon) locality() model.Locality {
+	return model.Locality{Region: d.cfg.Mesh.Region, Zone: d.cfg.Mesh.Zone}
+}
+
+// loadEngine makes the projection from the saved catalogue. An entry that cannot
+// be taken is set aside; entries that contradict each other are taken as far as
+// they agree.
+func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) {
+	cfg := projection.Config{
+		Domain: d.cfg.Mesh.Domain, FlatNamespaces: d.cfg.Mesh.FlatNamespaces,
+		VIP4: d.capture.vipRanges[0], VIP6: d.capture.vipRanges[1],
+		UnknownCap: d.cfg.Mesh.UnknownCap, Retention: d.cfg.Mesh.Retention,
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	usable := func(e projection.Entry) error {
+		_, err := projection.New(cfg, []projection.Entry{e}, now)
+		return err
+	}
+	saved, err := store.Load(d.component("catalogue"), usable)
+	if err != nil {
+		return nil, err
+	}
+	engine, err := projection.New(cfg, saved, now)
+	if err == nil {
+		return engine, nil
+	}
+	d.log.Error("saved services contradict each other; those that do not fit are left out", "error", err)
+	var fit []projection.Entry
+	for _, e := range saved {
+		if _, err := projection.New(cfg, append(fit, e), now); err == nil {
+			fit = append(fit, e)
+		}
+	}
+	return projection.New(cfg, fit, now)
+}
+
+func (d *daemon) makeIdentities() error {
+	dir := filepath.Join(d.cfg.StateDir, "ca")
+	log := d.component("identity")
+	ca, err := identity.OpenCA(dir, d.cfg.Mesh.TrustDomain, time.Now, log)
+	if err != nil {
+		return err
+	}
+	store, err := identity.OpenFileStore(filepath.Join(dir, "svids"), time.Now, log)
+	if err != nil {
+		return err
+	}
+	d.identities, err = identity.NewManager(identity.ManagerConfig{
+		Signer: ca, Node: d.cfg.Mesh.Node, Store: store, Log: log, Metrics: d.metrics,
+		OnBundle:  func(b identity.Bundle) { d.publisher.SetBundle(b.TrustDomain, b.PEM()) },
+		OnUpdate:  func(s identity.SVID) { d.publisher.SetSVID(s.Identity, s.ChainPEM, s.KeyPEM) },
+		OnRelease: func(id model.Identity) { d.publisher.RemoveSVID(id) },
+	})
+	return err
+}
+
+// ensurer implements attach.Identities: the certificate itself goes to Envoy only.
+type ensurer struct{ *identity.Manager }
+
+// Ensure implements attach.Identities.
+func (e ensurer) Ensure(ctx context.Context, id model.Identity) error {
+	_, err := e.Manager.Ensure(ctx, id)
+	return err
+}
+
+func (d *daemon) makePods() error {
+	d.readiness = readiness.New(readiness.Config{Log: d.component("readiness")})
+	var err error
+	d.pods, err = attach.New(attach.Config{
+		DB: d.db, Log: d.component("attach"), Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, Locality: d.locality(),
+		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, Now: time.Now,
+		Mesh: d.publisher, Registry: d.backend, Identities: ensurer{d.identities}, Names: d.names,
+		Readiness: listenTables{d.readiness}, Capture: d.capture,
+		Unsupported: capture.Probe(),
+	})
+	if err != nil {
+		return err
+	}
+	d.publisher.SyncPods(d.pods.SyncTCPPorts)
+	return nil
+}
+
+// close lets go of what is on disk; parts that were not made are skipped.
+func (d *daemon) close() {
+	if d.backend != nil {
+		if err := d.backend.Close(); err != nil {
+			d.log.Error("registry was not closed cleanly", "error", err)
+		}
+	}
+	if d.db != nil {
+		if err := d.db.Close(); err != nil {
+			d.log.Error("state.db was not closed cleanly", "error", err)
+		}
+	}
+}
+
+// run serves until ctx ends or a part fails.
+func (d *daemon) run(ctx context.Context) error {
+	defer d.close()
+	xdsListener, err := unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.XDSSocket, UID: unixsocket.Keep, GID: d.cfg.XDSGroup})
+	if err != nil {
+		return err
+	}
+	admin, err := unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.AdminSocket, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600})
+	if err != nil {
+		return errors.Join(err, xdsListener.Close())
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.xds.Serve(ctx, xdsListener) })
+	g.Go(func() error { return d.serveAdmin(ctx, admin) })
+	g.Go(func() error { return d.serveHTTP(ctx) })
+	g.Go(func() error { return d.identities.Run(ctx) })
+	g.Go(func() error { return d.readiness.Run(ctx) })
+	g.Go(func() error { return d.names.client.Run(ctx) })
+	g.Go(func() error { return d.publisher.Run(ctx) })
+	g.Go(func() error { return d.watchRegistry(ctx) })
+	g.Go(func() error { return d.servePods(ctx) })
+	d.log.Info("registrar runs", "version", Version, "node", d.cfg.Mesh.Node, "domain", d.cfg.Mesh.Domain, "registry", d.cfg.Registry)
+	return g.Wait()
+}
+
+func (d *daemon) watchRegistry(ctx context.Context) error {
+	err := d.backend.Watch(ctx, func(ev registry.Event) { d.publisher.OnRegistry(ev) })
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("watch the registry: %w", err)
+}
+
+// servePods restores what is attached, lets Envoy be answered, and only then
+// opens the CNI socket (contract 4.8, XDS-R21, CNI-29).
+func (d *daemon) servePods(ctx context.Context) error {
+	if err := d.publisher.AwaitSynced(ctx); err != nil {
+		return nil //nolint:nilerr // only ctx ends it
+	}
+	if err := d.pods.Restore(ctx); err != nil {
+		return err
+	}
+	if oldest, ok := d.pods.Oldest(); ok {
+		d.publisher.SetOldest(oldest)
+	}
+	if err := d.names.setPods(d.pods.Pods()); err != nil {
+		return err
+	}
+	d.cache.Release()
+	l, err := d.listenCNI(ctx)
+	if err != nil {
+		return err
+	}
+	srv := grpc.NewServer(grpc.Creds(podserver.PeerCredentials{UIDs: []uint32{uint32(os.Geteuid())}}))
+	settings := func(p model.Pod) capture.Config { return d.capture.settings(p, d.publisher.TCPPorts()) }
+	cniv1.RegisterRegistrarServiceServer(srv, podserver.New(d.pods, settings, d.component("cni")))
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return srv.Serve(l) })
+	g.Go(func() error { return d.pods.Run(ctx) })
+	g.Go(func() error {
+		<-ctx.Done()
+		srv.Stop()
+		return nil
+	})
+	return g.Wait()
+}
+
+func (d *daemon) listenCNI(ctx context.Context) (net.Listener, error) {
+	// The folder is ours alone: whoever may connect can attach pods.
+	if err := os.MkdirAll(filepath.Dir(d.cfg.CNISocket), 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of the CNI socket: %w", err)
+	}
+	if err := os.Chmod(filepath.Dir(d.cfg.CNISocket), 0o700); err != nil {
+		return nil, fmt.Errorf("protect the folder of the CNI socket: %w", err)
+	}
+	return unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.CNISocket, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600})
+}

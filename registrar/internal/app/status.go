@@ -1,0 +1,267 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/attach"
+	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+)
+
+// statusDoc is what `registrar status -o json` prints. Field names are stable.
+type statusDoc struct {
+	Version     string             `json:"version"`
+	Node        string             `json:"node"`
+	Started     time.Time          `json:"started"`
+	Ready       bool               `json:"ready"`
+	Missing     string             `json:"missing,omitempty"`
+	Registry    registryStatus     `json:"registry"`
+	Envoy       []envoyStatus      `json:"envoy"`
+	NACKs       []nackStatus       `json:"nacks"`
+	DNS         dnsStatus          `json:"dns"`
+	Unknown     int                `json:"unknownNames"`
+	Attachments []attachmentStatus `json:"attachments"`
+	Services    []serviceStatus    `json:"services"`
+}
+
+type registryStatus struct {
+	Backend  string `json:"backend"`
+	Problem  string `json:"problem,omitempty"`
+	SetAside string `json:"setAside,omitempty"`
+}
+
+type envoyStatus struct {
+	Stream  string    `json:"stream"`
+	Node    string    `json:"node"`
+	Agent   string    `json:"agent"`
+	Since   time.Time `json:"since"`
+	Pending int       `json:"pending"`
+}
+
+type nackStatus struct {
+	Kind   string    `json:"kind"`
+	Name   string    `json:"name"`
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
+	Count  int       `json:"count"`
+}
+
+type dnsStatus struct {
+	Connected bool   `json:"connected"`
+	Problem   string `json:"problem,omitempty"`
+	Names     int    `json:"names"`
+	Pods      int    `json:"pods"`
+}
+
+type attachmentStatus struct {
+	Attachment string       `json:"attachment"`
+	Namespace  string       `json:"namespace"`
+	Pod        string       `json:"pod"`
+	Service    string       `json:"service"`
+	SPIFFE     string       `json:"spiffe"`
+	Addresses  []netip.Addr `json:"addresses"`
+	State      string       `json:"state"`
+	Ports      []portState  `json:"ports"`
+	Misbound   []string     `json:"misbound,omitempty"`
+}
+
+type portState struct {
+	Port      uint16 `json:"port"`
+	Protocol  string `json:"protocol"`
+	Listening bool   `json:"listening"`
+}
+
+type serviceStatus struct {
+	Name      string       `json:"name"`
+	Service   string       `json:"service"`
+	Spellings []string     `json:"spellings"`
+	VIPs      []netip.Addr `json:"vips"`
+	Default   uint16       `json:"default"`
+	Step      string       `json:"step"`
+	Ports     []unionPort  `json:"ports"`
+	Conflicts []string     `json:"conflicts,omitempty"`
+}
+
+type unionPort struct {
+	Port       uint16 `json:"port"`
+	Protocol   string `json:"protocol"`
+	Advertised int    `json:"advertised"`
+	Healthy    int    `json:"healthy"`
+	Draining   int    `json:"draining"`
+	LeftOut    int    `json:"leftOut"`
+}
+
+func newStatusCommand(s streams) *cobra.Command {
+	var socket, output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "print what the running registrar knows",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("-o %q: use text or json", output)
+			}
+			raw, err := fetchStatus(cmd.Context(), socket)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				_, err = s.out.Write(raw)
+				return err
+			}
+			var doc statusDoc
+			if err := json.Unmarshal(raw, &doc); err != nil {
+				return fmt.Errorf("read the registrar's answer: %w", err)
+			}
+			return doc.print(s.out)
+		},
+	}
+	cmd.Flags().StringVar(&socket, "admin-socket", defaultAdminSocket, "where the registrar answers")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func fetchStatus(ctx context.Context, socket string) ([]byte, error) {
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://registrar/status", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the registrar at %s (does `registrar run` run?): %w", socket, err)
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
+}
+
+func (d *daemon) handleStatus(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(d.status()); err != nil {
+		d.log.Debug("status reader is gone", "error", err)
+	}
+}
+
+func (d *daemon) status() statusDoc {
+	doc := statusDoc{
+		Version: Version, Node: d.cfg.Mesh.Node, Started: d.started, Missing: d.pods.Missing(),
+		Registry: registryStatus{Backend: d.cfg.Registry, SetAside: d.recovery.SetAside},
+		Envoy:    []envoyStatus{}, NACKs: []nackStatus{}, Attachments: []attachmentStatus{}, Services: []serviceStatus{},
+		Unknown: d.publisher.Asked(),
+	}
+	doc.Ready = doc.Missing == ""
+	if err := d.backend.Health(); err != nil {
+		doc.Registry.Problem = err.Error()
+	}
+	addEnvoy(&doc, d.cache.Status())
+	st := d.names.client.Status()
+	doc.DNS = dnsStatus{Connected: st.Connected, Problem: st.Err, Names: st.Names, Pods: st.Pods}
+	for _, a := range d.pods.Status() {
+		doc.Attachments = append(doc.Attachments, attachmentOf(a))
+	}
+	for _, v := range d.publisher.Services() {
+		doc.Services = append(doc.Services, serviceOf(v))
+	}
+	return doc
+}
+
+func addEnvoy(doc *statusDoc, st cache.Status) {
+	for _, s := range st.Streams {
+		e := envoyStatus{Stream: s.Service.String(), Node: s.Node, Agent: s.Agent, Since: s.Since}
+		for _, t := range s.Types {
+			e.Pending += t.Pending
+		}
+		doc.Envoy = append(doc.Envoy, e)
+	}
+	for _, r := range st.Rejections {
+		doc.NACKs = append(doc.NACKs, nackStatus{Kind: r.Key.Kind.String(), Name: r.Key.Name, Reason: r.Reason, At: r.At, Count: r.Count})
+	}
+}
+
+func attachmentOf(a attach.Status) attachmentStatus {
+	out := attachmentStatus{
+		Attachment: a.Pod.Key.String(), Namespace: a.Pod.Namespace, Pod: a.Pod.Name, Service: a.Pod.Service.String(),
+		SPIFFE: a.Pod.Identity.SPIFFE(), Addresses: a.Pod.Addresses, State: a.Phase(), Misbound: a.Misbound, Ports: []portState{},
+	}
+	for _, p := range a.Pod.Ports {
+		out.Ports = append(out.Ports, portState{Port: p.Number, Protocol: p.Protocol.String(), Listening: a.Listens(p.Number)})
+	}
+	return out
+}
+
+func serviceOf(v publisher.Service) serviceStatus {
+	out := serviceStatus{
+		Name: v.Name, Service: v.Service.String(), Spellings: v.Spellings, VIPs: []netip.Addr{v.VIP4, v.VIP6},
+		Default: v.Default, Step: v.Step.String(), Conflicts: v.Conflicts, Ports: []unionPort{},
+	}
+	for _, p := range v.Ports {
+		out.Ports = append(out.Ports, unionPort{
+			Port: p.Number, Protocol: p.Protocol.String(), Advertised: p.Advertised,
+			Healthy: p.Healthy, Draining: p.Draining, LeftOut: p.LeftOut,
+		})
+	}
+	return out
+}
+
+// print writes the document for people.
+func (doc statusDoc) print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	ready := "ready"
+	if !doc.Ready {
+		ready = "not ready: " + doc.Missing
+	}
+	fmt.Fprintf(t, "node %s, version %s, %s\n", doc.Node, doc.Version, ready)
+	if doc.Registry.SetAside != "" {
+		fmt.Fprintf(t, "state was corrupt, kept at %s\n", doc.Registry.SetAside)
+	}
+	if doc.Registry.Problem != "" {
+		fmt.Fprintf(t, "registry: %s\n", doc.Registry.Problem)
+	}
+	fmt.Fprintf(t, "mesh DNS: connected %t, %d names, %d pods %s\n", doc.DNS.Connected, doc.DNS.Names, doc.DNS.Pods, doc.DNS.Problem)
+	for _, e := range doc.Envoy {
+		fmt.Fprintf(t, "Envoy %s (%s): %s stream since %s, %d pending\n", e.Node, e.Agent, e.Stream, e.Since.Format(time.RFC3339), e.Pending)
+	}
+	fmt.Fprintf(t, "\nSERVICE\tNAME\tDEFAULT\tPORTS (healthy/advertised)\tVIP\n")
+	for _, s := range doc.Services {
+		ports := make([]string, 0, len(s.Ports))
+		for _, p := range s.Ports {
+			ports = append(ports, fmt.Sprintf("%d=%s %d/%d", p.Port, p.Protocol, p.Healthy, p.Advertised))
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", s.Service, s.Name, s.Default, strings.Join(ports, ", "), s.VIPs[0])
+		for _, c := range s.Conflicts {
+			fmt.Fprintf(t, "\t%s\n", c)
+		}
+	}
+	fmt.Fprintf(t, "\nPOD\tSERVICE\tADDRESS\tSTATE\tLISTENING\n")
+	for _, a := range doc.Attachments {
+		ports := make([]string, 0, len(a.Ports))
+		for _, p := range a.Ports {
+			if p.Listening {
+				ports = append(ports, fmt.Sprint(p.Port))
+			}
+		}
+		fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s %s\n", a.Namespace, a.Pod, a.Service, a.Addresses[0], a.State, strings.Join(ports, ","), strings.Join(a.Misbound, "; "))
+	}
+	for _, n := range doc.NACKs {
+		fmt.Fprintf(t, "\nNACK %s %s (%d times, last %s): %s\n", n.Kind, n.Name, n.Count, n.At.Format(time.RFC3339), n.Reason)
+	}
+	return t.Flush()
+}
