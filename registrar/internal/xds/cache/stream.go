@@ -260,6 +260,9 @@ func (st *Stream) flushLocked() {
 			sub.sendLocked()
 		}
 	}
+	if clusters := st.subs[WildcardCluster]; clusters != nil && len(clusters.dirty) > 0 {
+		clusters.sendLocked() // removals wait for listeners and routes, which came last
+	}
 	st.armLocked()
 }
 
@@ -279,3 +282,6 @@ func (st *Stream) armLocked() {
 		st.touch()
 	})
 }
+
+// ID returns the number that logs and Status give the stream.
+func (st *Stream) ID() uint64 { return st.id }
