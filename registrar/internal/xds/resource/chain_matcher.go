@@ -45,6 +45,26 @@ func chainMatcher(p Pod) *xdsmatcherv3.Matcher {
 	}
 }
 
+// singleMatcher lets a single-port HTTP pod's only chain serve everybody but raw
+// TCP peers of another port: an SNI that is not the port's, from a peer that offers
+// no ALPN. Such a peer's stale endpoint leads here when the address was given to
+// this pod; it matches nothing and is closed before the handshake, while the chain
+// would let a server-first protocol wait for ever and answer others with an HTTP
+// 400 (I1). Everybody else's wrong SNI is the guard's affair.
+func singleMatcher(p Pod) *xdsmatcherv3.Matcher {
+	number := p.Ports[0].Number
+	return &xdsmatcherv3.Matcher{MatcherType: &xdsmatcherv3.Matcher_MatcherList_{MatcherList: &xdsmatcherv3.Matcher_MatcherList{
+		Matchers: []*xdsmatcherv3.Matcher_MatcherList_FieldMatcher{{
+			Predicate: anyOf(
+				not(present(serverNameInput())),
+				matches(serverNameInput(), serverNameRegex(number)),
+				present(alpnInput()),
+			),
+			OnMatch: useChain(chainName(number)),
+		}},
+	}}}
+}
+
 // useChain selects the chain of that name.
 func useChain(name string) *xdsmatcherv3.Matcher_OnMatch {
 	return &xdsmatcherv3.Matcher_OnMatch{OnMatch: &xdsmatcherv3.Matcher_OnMatch_Action{
@@ -62,6 +82,15 @@ func alpnInput() *xdscorev3.TypedExtensionConfig {
 
 // present matches any value that is there and not empty.
 func present(input *xdscorev3.TypedExtensionConfig) *xdsmatcherv3.Matcher_MatcherList_Predicate {
+	return matches(input, presentRegex)
+}
+
+// presentRegex matches every value but the empty one.
+const presentRegex = ".+"
+
+// matches holds when the input is there and matches as a whole. An input that is
+// absent matches nothing, not even an empty expression.
+func matches(input *xdscorev3.TypedExtensionConfig, expression string) *xdsmatcherv3.Matcher_MatcherList_Predicate {
 	return &xdsmatcherv3.Matcher_MatcherList_Predicate{
 		MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate_{
 			SinglePredicate: &xdsmatcherv3.Matcher_MatcherList_Predicate_SinglePredicate{
@@ -70,7 +99,7 @@ func present(input *xdscorev3.TypedExtensionConfig) *xdsmatcherv3.Matcher_Matche
 					// The engine must be named here, though it is the only one: Envoy rejects the
 					// whole LDS response without it.
 					MatchPattern: &xdsmatcherv3.StringMatcher_SafeRegex{SafeRegex: &xdsmatcherv3.RegexMatcher{
-						Regex:      presentRegex,
+						Regex:      expression,
 						EngineType: &xdsmatcherv3.RegexMatcher_GoogleRe2{GoogleRe2: &xdsmatcherv3.RegexMatcher_GoogleRE2{}},
 					}},
 				}},
@@ -79,8 +108,19 @@ func present(input *xdscorev3.TypedExtensionConfig) *xdsmatcherv3.Matcher_Matche
 	}
 }
 
-// presentRegex matches every value but the empty one.
-const presentRegex = ".+"
+func not(p *xdsmatcherv3.Matcher_MatcherList_Predicate) *xdsmatcherv3.Matcher_MatcherList_Predicate {
+	return &xdsmatcherv3.Matcher_MatcherList_Predicate{
+		MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_NotMatcher{NotMatcher: p},
+	}
+}
+
+func anyOf(predicates ...*xdsmatcherv3.Matcher_MatcherList_Predicate) *xdsmatcherv3.Matcher_MatcherList_Predicate {
+	return &xdsmatcherv3.Matcher_MatcherList_Predicate{
+		MatchType: &xdsmatcherv3.Matcher_MatcherList_Predicate_OrMatcher{
+			OrMatcher: &xdsmatcherv3.Matcher_MatcherList_Predicate_PredicateList{Predicate: predicates},
+		},
+	}
+}
 
 func both(a, b *xdsmatcherv3.Matcher_MatcherList_Predicate) *xdsmatcherv3.Matcher_MatcherList_Predicate {
 	return &xdsmatcherv3.Matcher_MatcherList_Predicate{

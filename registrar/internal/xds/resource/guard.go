@@ -102,6 +102,8 @@ func direct(status uint32, body string) *routev3.Route {
 	}
 }
 
+// anyPath matches every path that Envoy forwards; it refuses the "*" of OPTIONS by
+// itself.
 func anyPath() *routev3.RouteMatch {
 	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}}
 }

@@ -35,10 +35,10 @@ func httpALPN() []string { return []string{"h2", "http/1.1"} }
 // pod, one filter chain per served port, selected by SNI. A pure client has none;
 // asking for it is an error.
 //
-// A single-port HTTP pod has one chain without conditions, which serves every SNI
-// and whose guard refuses the wrong ones. Every other pod selects chains by name:
-// served SNI, no SNI (default port), unserved SNI with ALPN (503), unserved SNI
-// without (closed). Between the two forms, and with every port added or removed,
+// A single-port HTTP pod has one chain, which serves every SNI of an HTTP peer, and
+// whose guard refuses the wrong ones. Every other pod selects chains by name: served
+// SNI, no SNI (default port), unserved SNI with ALPN (503), unserved SNI without
+// (closed). Between the two forms, and with every port added or removed,
 // only filter_chains and filter_chain_matcher differ, so that Envoy updates the
 // listener in place and streams on other ports go on (XDS-58).
 func Inbound(p Pod) (*listenerv3.Listener, error) {
@@ -65,10 +65,12 @@ func Inbound(p Pod) (*listenerv3.Listener, error) {
 	for _, pt := range p.sortedPorts() {
 		l.FilterChains = append(l.FilterChains, portChain(p, pt))
 	}
-	if !p.single() {
-		l.FilterChains = append(l.FilterChains, unknownChain(p), resetChain(p))
-		l.FilterChainMatcher = chainMatcher(p)
+	if p.single() {
+		l.FilterChainMatcher = singleMatcher(p)
+		return l, nil
 	}
+	l.FilterChains = append(l.FilterChains, unknownChain(p), resetChain(p))
+	l.FilterChainMatcher = chainMatcher(p)
 	return l, nil
 }
 

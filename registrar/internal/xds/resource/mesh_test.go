@@ -56,6 +56,7 @@ func newMesh(t *testing.T, args ...string) *mesh {
 		t.Fatal(err)
 	}
 	m.xds.Set(resource.Bundle(trustDomain, m.ca.PEM))
+	m.xds.Unknown(resource.Tombstone)
 	m.setRoutes()
 	m.envoy = m.lab.StartEnvoy(wiretest.EnvoyConfig{Bootstrap: config, AdminSocket: params.AdminSocket, Args: args})
 	return m
@@ -216,14 +217,16 @@ func (m *mesh) setEndpoints(cluster string, pods ...*meshPod) {
 	m.xds.Set(resource.Endpoints(resource.LoadAssignment{Name: cluster, Endpoints: endpoints}))
 }
 
-func portText(n uint16) string { return netip.AddrPortFrom(netip.IPv4Unspecified(), n).String()[len("0.0.0.0:"):] }
+func portText(n uint16) string {
+	return netip.AddrPortFrom(netip.IPv4Unspecified(), n).String()[len("0.0.0.0:"):]
+}
 
 // answer is a response, with what the echo server saw if it made it.
 type answer struct {
-	status int
-	header http.Header
-	body   string
-	seen   wiretest.Reply
+	status          int
+	header, trailer http.Header
+	body            string
+	seen            wiretest.Reply
 }
 
 // call sends a request with an authority from inside the pod through its outbound
@@ -250,16 +253,27 @@ func try(c *http.Client, authority string, edit ...func(*http.Request)) (answer,
 	if err != nil {
 		return answer{}, err
 	}
+	return read(response)
+}
+
+func read(response *http.Response) (answer, error) {
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		return answer{}, err
 	}
-	a := answer{status: response.StatusCode, header: response.Header, body: string(body)}
+	a := answer{status: response.StatusCode, header: response.Header, trailer: response.Trailer, body: string(body)}
 	if slices.Contains(response.Header["Content-Type"], "application/json") {
 		err = json.Unmarshal(body, &a.seen)
 	}
 	return a, err
+}
+
+// in returns the same mesh for a subtest.
+func (m *mesh) in(t *testing.T) *mesh {
+	sub := *m
+	sub.T = t
+	return &sub
 }
 
 // http1 and h2c are clients of the pod's outbound HTTP listener.

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -79,13 +78,11 @@ func (l *Lab) StartEnvoy(c EnvoyConfig) *Envoy {
 	e := &Envoy{log: new(limitedBuffer), tb: tb, admin: unixClient(c.AdminSocket)}
 	cmd := exec.Command(Binary(tb), args...)
 	cmd.Stdout, cmd.Stderr = e.log, e.log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := l.Node.Start(cmd); err != nil {
+	exited, err := l.Node.Spawn(cmd)
+	if err != nil {
 		tb.Fatalf("start Envoy: %v", err)
 	}
 	e.PID = cmd.Process.Pid
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
 	tb.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		if err := <-exited; err == nil || !strings.Contains(err.Error(), "killed") {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netns"
@@ -111,17 +112,39 @@ func (n *Namespace) DialContext(ctx context.Context, network, address string) (n
 	return c, err
 }
 
-// Start starts cmd inside the namespace.
-func (n *Namespace) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
+// Spawn starts cmd inside the namespace and returns a channel that gets the error
+// of its end. The process dies with the test process, however that ends.
+func (n *Namespace) Spawn(cmd *exec.Cmd) (<-chan error, error) {
+	started, ended := make(chan error, 1), make(chan error, 1)
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
+	// The signal comes when the thread that started the process ends; so this thread
+	// serves nothing else and waits.
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	go func() {
+		runtime.LockOSThread()
+		err := netns.Set(n.handle)
+		if err == nil {
+			err = cmd.Start()
+		}
+		started <- err
+		if err == nil {
+			ended <- cmd.Wait()
+		}
+	}()
+	return ended, <-started
+}
 
 // Run runs a program inside the namespace and returns what it printed.
 func (n *Namespace) Run(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	var out limitedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := n.Start(cmd); err != nil {
+	ended, err := n.Spawn(cmd)
+	if err != nil {
 		return "", fmt.Errorf("start %s: %w", name, err)
 	}
-	err := cmd.Wait()
+	err = <-ended
 	return out.String(), err
 }

@@ -121,6 +121,9 @@ func (x *XDS) receive(s *stream, r *discoveryv3.DeltaDiscoveryRequest) {
 		sub.forced[name] = true
 		if s.onDemand {
 			x.asked[name]++
+			if x.onDemand[name] == nil && x.unknown != nil {
+				x.onDemand[name] = x.wrap(x.unknown(name))
+			}
 		}
 	}
 	for _, name := range r.GetResourceNamesUnsubscribe() {

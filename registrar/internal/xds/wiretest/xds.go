@@ -44,6 +44,7 @@ type XDS struct {
 	streams  map[*stream]bool
 	asked    map[string]int
 	opened   int // DeltaClusters streams ever opened
+	unknown  func(name string) *clusterv3.Cluster
 	nacks    []string
 }
 
@@ -117,6 +118,12 @@ func (x *XDS) SetOnDemand(clusters ...*clusterv3.Cluster) {
 	})
 }
 
+// Unknown says what an on-demand name that was not set is answered with. Without it
+// the answer is that the name does not exist.
+func (x *XDS) Unknown(f func(name string) *clusterv3.Cluster) {
+	x.change(func() { x.unknown = f })
+}
+
 // Asked returns how often an on-demand cluster was asked for.
 func (x *XDS) Asked() map[string]int {
 	x.mu.Lock()
@@ -154,23 +161,41 @@ func (x *XDS) NACKs() []string {
 // and a listener that waits for a secret are not acknowledged yet.
 func (x *XDS) Sync() {
 	x.tb.Helper()
+	waiting := ""
+	defer func() {
+		if waiting != "" {
+			x.tb.Logf("xDS waits for: %s", waiting)
+		}
+	}()
 	Eventually(x.tb, "Envoy acknowledges everything", func() bool {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		connected := false
-		for s := range x.streams {
-			connected = connected || !s.onDemand
-			for typeURL, sub := range s.subs {
-				if sub.nonce != "" || !x.pending(s, typeURL).empty() {
-					return false
-				}
-			}
-			if !s.onDemand && (s.subs[TypeCluster] == nil || s.subs[TypeListener] == nil) {
-				return false
+		waiting = x.waiting()
+		return waiting == ""
+	})
+}
+
+// waiting says what is not acknowledged; empty means nothing.
+func (x *XDS) waiting() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	connected := false
+	for s := range x.streams {
+		connected = connected || !s.onDemand
+		for typeURL, sub := range s.subs {
+			switch u := x.pending(s, typeURL); {
+			case sub.nonce != "":
+				return fmt.Sprintf("acknowledgement of %s %v", sub.nonce, sub.inFlight)
+			case !u.empty():
+				return fmt.Sprintf("sending of %s: %d and %v", shortType(typeURL), len(u.add), u.remove)
 			}
 		}
-		return connected
-	})
+		if !s.onDemand && (s.subs[TypeCluster] == nil || s.subs[TypeListener] == nil) {
+			return "the first requests"
+		}
+	}
+	if !connected {
+		return "a stream"
+	}
+	return ""
 }
 
 func (x *XDS) change(f func()) {
