@@ -65,7 +65,7 @@ func newScene(ctx context.Context, n *node.Node) (*scene, error) {
 		number uint16
 		pods   int
 	}{{8080, 2}, {9090, 1}, {5432, 1}} {
-		if err := n.WaitHealthy(ready, "payments", port.number, port.pods); err != nil {
+		if err := n.WaitHealthy(ready, "default/payments", port.number, port.pods); err != nil {
 			return nil, err
 		}
 	}

@@ -43,52 +43,73 @@ func (n *Node) Metric(ctx context.Context, series string) (string, error) {
 	return "", nil
 }
 
-// StatusJSON is what `registrar status -o json` prints.
-func (n *Node) StatusJSON(ctx context.Context) ([]byte, error) {
-	out, err := output(ctx, nil, n.Binary("registrar"), "status", "-o", "json")
-	return []byte(out), err
+// Status of the registrar, the part that the harness reads.
+type Status struct {
+	Services []struct {
+		// Service is namespace/name.
+		Service string `json:"service"`
+		// Ports are the union of what the service's pods advertise.
+		Ports []struct {
+			Port       uint16 `json:"port"`
+			Advertised int    `json:"advertised"`
+			Healthy    int    `json:"healthy"`
+		} `json:"ports"`
+	} `json:"services"`
+	Attachments []struct {
+		// Attachment is containerID-ifname.
+		Attachment string `json:"attachment"`
+		Pod        string `json:"pod"`
+	} `json:"attachments"`
+	NACKs []struct {
+		Kind   string `json:"kind"`
+		Name   string `json:"name"`
+		Reason string `json:"reason"`
+	} `json:"nacks"`
 }
 
-// WaitHealthy waits until exactly pods endpoints of the service (its mesh name
-// without the domain) are healthy on this port.
+// Healthy is how many pods of the service (namespace/name) are healthy on the port.
+func (s Status) Healthy(service string, port uint16) int {
+	for _, candidate := range s.Services {
+		for _, p := range candidate.Ports {
+			if candidate.Service == service && p.Port == port {
+				return p.Healthy
+			}
+		}
+	}
+	return 0
+}
+
+// RegistrarStatus asks the registrar what it knows, by `registrar status`.
+func (n *Node) RegistrarStatus(ctx context.Context) (Status, error) {
+	var status Status
+	out, err := output(ctx, nil, n.Binary("registrar"), "status", "-o", "json")
+	if err != nil {
+		return status, err
+	}
+	if err := json.Unmarshal([]byte(out), &status); err != nil {
+		return status, fmt.Errorf("read the registrar's status %q: %w", out, err)
+	}
+	return status, nil
+}
+
+// StatusText is what `registrar status` prints for people.
+func (n *Node) StatusText(ctx context.Context) (string, error) {
+	return output(ctx, nil, n.Binary("registrar"), "status")
+}
+
+// WaitHealthy waits until exactly pods of the service (namespace/name) are
+// healthy on this port.
 func (n *Node) WaitHealthy(ctx context.Context, service string, port uint16, pods int) error {
-	return wait(ctx, fmt.Sprintf("%d healthy pods of %s:%d", pods, service, port), func(ctx context.Context) error {
-		out, err := n.StatusJSON(ctx)
+	return wait(ctx, fmt.Sprintf("%d healthy pods of %s on port %d", pods, service, port), func(ctx context.Context) error {
+		status, err := n.RegistrarStatus(ctx)
 		if err != nil {
 			return err
 		}
-		var status nodeStatus
-		if err := json.Unmarshal(out, &status); err != nil {
-			return fmt.Errorf("read the registrar's status %q: %w", out, err)
-		}
-		if got := status.healthy(service, port); got != pods {
+		if got := status.Healthy(service, port); got != pods {
 			return fmt.Errorf("%d are healthy", got)
 		}
 		return nil
 	}, n.Registrar)
-}
-
-// nodeStatus is the part of the registrar's status that the harness reads.
-type nodeStatus struct {
-	Endpoints []struct {
-		Service string `json:"service"`
-		Ports   []struct {
-			Port   uint16 `json:"port"`
-			Health string `json:"health"`
-		} `json:"ports"`
-	} `json:"endpoints"`
-}
-
-func (s nodeStatus) healthy(service string, port uint16) int {
-	count := 0
-	for _, endpoint := range s.Endpoints {
-		for _, p := range endpoint.Ports {
-			if endpoint.Service == service && p.Port == port && p.Health == "healthy" {
-				count++
-			}
-		}
-	}
-	return count
 }
 
 func getOK(ctx context.Context, url string) error {

@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/portolan-mesh/portolan/scripts/node"
+	"github.com/portolan-mesh/portolan/scripts/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m.Run)) }
+
+// readyTime bounds the time until a port that listens is healthy.
+const readyTime = 20 * time.Second
+
+// atOnce bounds a refusal "at once": well below the 2 s after which Envoy gives
+// a question to the control plane up.
+const atOnce = time.Second
+
+// startNode starts a node that ends with the test; its logs are shown when the
+// test has failed.
+func startNode(t *testing.T, options node.Options) *node.Node {
+	t.Helper()
+	bin, err := filepath.Abs("../../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Bin, options.Envoy = bin, os.Getenv("ENVOY")
+	// Not on the machine's disk: it goes with the sandbox, however that ends.
+	options.LogDir = filepath.Join("/run/e2e", strings.ReplaceAll(t.Name(), "/", "-"))
+	if err := os.MkdirAll(options.LogDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n, err := node.Start(t.Context(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(context.Background()); err != nil {
+			t.Errorf("close the node: %v", err)
+		}
+		if t.Failed() {
+			n.DumpLogs(os.Stderr, 40)
+		}
+	})
+	return n
+}
+
+// addPod adds a pod that must be taken.
+func addPod(t *testing.T, n *node.Node, spec node.PodSpec) *node.Pod {
+	t.Helper()
+	p, err := n.AddPod(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// addClient adds a pod that serves nothing. Its service is its name.
+func addClient(t *testing.T, n *node.Node, name string) *node.Pod {
+	t.Helper()
+	return addPod(t, n, node.PodSpec{Name: name, Annotations: map[string]string{"endpoint.aether.io/ports": "none"}})
+}
+
+// payments is a pod of the service payments with these ports annotated and
+// these servers.
+func payments(name, ports string, listen ...string) node.PodSpec {
+	return node.PodSpec{
+		Name: name,
+		Annotations: map[string]string{
+			"endpoint.aether.io/service": "payments",
+			"endpoint.aether.io/ports":   ports,
+		},
+		Servers: []node.Server{{Container: "app", Listen: listen}},
+	}
+}
+
+// multiPort is the pod of contract section 2: 8080 (default), 9090 and 5432=tcp.
+func multiPort(name string) node.PodSpec {
+	return payments(name, "8080,9090=h2,5432=tcp", "http:8080", "h2:9090", "tcp:5432")
+}
+
+// waitHealthy waits until so many pods of payments are healthy on the port.
+func waitHealthy(t *testing.T, n *node.Node, port uint16, pods int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), readyTime)
+	defer cancel()
+	if err := n.WaitHealthy(ctx, "default/payments", port, pods); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually polls check until it returns "", and fails with what it returned
+// last when limit is over. It is for what has no event outside the mesh.
+func eventually(t *testing.T, limit time.Duration, check func() string) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		last := check()
+		if last == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %s", limit, last)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
