@@ -396,6 +396,7 @@ func TestInterleavings(t *testing.T) {
 }
 
 func interleave(t *testing.T, seed uint64) {
+	t.Helper()
 	const uids, publishers, watchers, steps = 12, 4, 6, 150
 	table := NewTable()
 	var generations [uids]atomic.Uint64
