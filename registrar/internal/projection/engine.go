@@ -259,7 +259,8 @@ func (e *Engine) Synced() {
 
 // Expire forgets services that have had no endpoint for the retention, and deleted
 // records. It returns when to call again, zero if nothing waits for time. A service
-// that is forgotten first leaves the route table: it is Leaving until Advance.
+// that is forgotten first leaves the route table: it is Leaving until Advance. One in
+// the middle of another change ends that first.
 func (e *Engine) Expire(now time.Time) (next time.Time) {
 	e.tick(now)
 	if !e.synced {
@@ -279,8 +280,8 @@ func (e *Engine) Expire(now time.Time) (next time.Time) {
 		switch {
 		case due.After(now):
 			earlier(due)
-		case s.step == Settled:
-			e.begin(s, Leaving)
+		default:
+			s.overdue = true
 			e.unsettle(s)
 		}
 	}

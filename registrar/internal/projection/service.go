@@ -52,6 +52,8 @@ type service struct {
 	retired []string
 	// idleSince is when the last endpoint went; zero while there is one.
 	idleSince time.Time
+	// overdue: it is to be forgotten as soon as it has settled.
+	overdue bool
 
 	// touched are the ports whose endpoint sets may differ since the last Change.
 	touched portSet
@@ -126,7 +128,7 @@ func (s *service) attach(r *record, sorted bool) {
 	r.profile = s.hold(r.profile)
 	r.attached = true
 	s.touched.addAll(r.profile)
-	s.idleSince = time.Time{}
+	s.idleSince, s.overdue = time.Time{}, false
 	if !sorted || s.unsorted {
 		s.unsorted = true
 		s.records = append(s.records, r)

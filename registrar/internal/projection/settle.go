@@ -30,6 +30,10 @@ func (e *Engine) settle() {
 				e.stepDefault(s)
 				s.virgin = false
 			}
+			if s.known && s.overdue && s.step == Settled {
+				e.begin(s, Leaving)
+				e.unsettle(s) // whoever inherits the flat name
+			}
 		}
 	}
 }
@@ -111,7 +115,7 @@ func (e *Engine) forget(s *service) {
 		e.settleFlat(s.key.Name)
 	}
 	s.ports, s.def, s.bare, s.retired, s.touched = nil, port.Port{}, port.Port{}, nil, nil
-	s.idleSince = time.Time{}
+	s.idleSince, s.overdue = time.Time{}, false
 	e.order = nil
 	e.vips.release(s.key, e.now)
 	delete(e.idle, s)
