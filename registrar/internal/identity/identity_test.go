@@ -162,3 +162,9 @@ func verify(c *x509.Certificate, b identity.Bundle, now time.Time) error {
 	})
 	return err
 }
+
+// ecdsaCSR returns a request without names.
+func ecdsaCSR(tb testing.TB) ([]byte, *ecdsa.PrivateKey) {
+	tb.Helper()
+	return request(tb, x509.CertificateRequest{})
+}

@@ -69,6 +69,8 @@ type Manager struct {
 	mu      sync.Mutex
 	entries map[model.Identity]*entry
 	bundle  Bundle // no roots until the first fetch
+	// wakeAt is when Run looks again at what is due.
+	wakeAt time.Time
 }
 
 // entry is an identity in use.
@@ -298,7 +300,9 @@ func (m *Manager) install(e *entry, s SVID) uint64 {
 			}
 		})
 	}
-	m.poke()
+	if e.renewAt(now).Before(m.wakeAt) {
+		m.poke()
+	}
 	return e.ticket
 }
 

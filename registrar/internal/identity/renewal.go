@@ -19,14 +19,14 @@ const (
 	// The pause after a failed renewal doubles from firstRetry to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = time.Minute
-	// maxFailuresInRow ends a round of renewals: the signer is away, and asking
-	// it for every identity would not bring it back.
+	// With so many failures in a row the signer counts as away: it is then asked for
+	// one identity at a time, with a pause, until it answers.
 	maxFailuresInRow = 8
 )
 
 // renewLoop renews what is due until ctx ends.
 func (m *Manager) renewLoop(ctx context.Context) {
-	var pause retry
+	var away outage
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var bundleAt time.Time
@@ -46,18 +46,19 @@ func (m *Manager) renewLoop(ctx context.Context) {
 				bundleAt = now.Add(firstRetry * 5)
 			}
 		}
-		if pause.over(now) {
-			pause.note(m.renewDue(ctx), m.cfg.Clock())
+		if away.over(now) {
+			m.renewDue(ctx, &away)
 		}
-		timer.Reset(m.sleep(pause, bundleAt))
+		timer.Reset(m.sleep(away.until, bundleAt))
 	}
 }
 
-// sleep is the time until something is due.
-func (m *Manager) sleep(pause retry, bundleAt time.Time) time.Duration {
+// sleep is the time until something is due, not before the end of a pause.
+func (m *Manager) sleep(pause, bundleAt time.Time) time.Duration {
 	now := m.cfg.Clock()
-	next := bundleAt
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	next := bundleAt
 	for _, e := range m.entries {
 		if e.issued() {
 			if t := e.renewAt(now); t.Before(next) {
@@ -65,31 +66,37 @@ func (m *Manager) sleep(pause retry, bundleAt time.Time) time.Duration {
 			}
 		}
 	}
-	m.mu.Unlock()
-	if next.Before(pause.until) {
-		next = pause.until
+	if next.Before(pause) {
+		next = pause
 	}
-	return min(max(next.Sub(now), 0), bundleInterval)
+	d := min(max(next.Sub(now), 0), bundleInterval)
+	m.wakeAt = now.Add(d)
+	return d
 }
 
-// retry is a pause that doubles.
-type retry struct {
-	failures int
-	until    time.Time
+// outage is what is known about a signer that does not answer.
+type outage struct {
+	inRow int
+	until time.Time // end of the pause
 }
 
-func (r *retry) over(now time.Time) bool {
-	return !now.Before(r.until) || r.until.Sub(now) > lastRetry
+// over reports whether the signer may be asked. A pause longer than every pause
+// was set before the clock was set back.
+func (o *outage) over(now time.Time) bool {
+	return !now.Before(o.until) || o.until.Sub(now) > lastRetry
 }
 
-// note starts a longer pause after err, and ends it when err is nil.
-func (r *retry) note(err error, now time.Time) {
-	if err == nil {
-		*r = retry{}
-		return
+// note takes the result of one request and reports whether to pause.
+func (o *outage) note(err error, now time.Time) bool {
+	if err == nil || errors.Is(err, ErrRefused) {
+		*o = outage{}
+		return false
 	}
-	r.failures++
-	r.until = now.Add(backOff(r.failures))
+	if o.inRow++; o.inRow < maxFailuresInRow {
+		return false
+	}
+	o.until = now.Add(backOff(o.inRow - maxFailuresInRow + 1))
+	return true
 }
 
 // backOff is the pause after so many failures in a row.
@@ -97,35 +104,26 @@ func backOff(failures int) time.Duration {
 	return min(firstRetry<<min(failures-1, 10), lastRetry)
 }
 
-// renewDue renews what is due, the most urgent first. It returns an error when it
-// gave up because the signer seems to be away.
-func (m *Manager) renewDue(ctx context.Context) error {
-	var failed, inRow int
+// renewDue renews what is due, the most urgent first, until the signer seems to
+// be away.
+func (m *Manager) renewDue(ctx context.Context, away *outage) {
+	var failed int
 	var last error
 	for _, e := range m.due() {
 		err := m.renew(ctx, e)
 		if stopping(ctx) {
-			return nil
+			return
 		}
-		if err == nil {
-			inRow = 0
-			continue
+		if err != nil {
+			failed, last = failed+1, err
 		}
-		failed, last = failed+1, err
-		if errors.Is(err, ErrRefused) {
-			inRow = 0 // the signer is there
-		} else if inRow++; inRow == maxFailuresInRow {
+		if away.note(err, m.cfg.Clock()) {
 			break
 		}
 	}
-	if failed == 0 {
-		return nil
+	if failed > 0 {
+		m.cfg.Log.Warn("certificates cannot be renewed; the old ones stay in use until they expire", "failed", failed, "soonest_expiry", m.soonestExpiry(), "error", last)
 	}
-	m.cfg.Log.Warn("certificates cannot be renewed; the old ones stay in use until they expire", "failed", failed, "soonest_expiry", m.soonestExpiry(), "error", last)
-	if inRow == maxFailuresInRow {
-		return last
-	}
-	return nil
 }
 
 // stopping reports whether Run is about to end.
@@ -206,14 +204,14 @@ func (m *Manager) ensureBundle(ctx context.Context) (Bundle, error) {
 // older one never replaces a newer one. An empty bundle is an error, and the known
 // one stays.
 func (m *Manager) refreshBundle(ctx context.Context) (Bundle, error) {
-	ctx, cancel := context.WithTimeout(ctx, signTimeout)
-	defer cancel()
 	select {
 	case m.fetching <- struct{}{}:
 		defer func() { <-m.fetching }()
 	case <-ctx.Done():
 		return Bundle{}, fmt.Errorf("roots of the trust domain: %w", ctx.Err())
 	}
+	ctx, cancel := context.WithTimeout(ctx, signTimeout)
+	defer cancel()
 	got, err := m.cfg.Signer.Bundle(ctx)
 	if err == nil && len(got.Roots) == 0 {
 		err = errors.New("the signer has none")
