@@ -3,11 +3,14 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 )
 
@@ -34,12 +37,11 @@ type chain struct {
 	pods     *libcni.NetworkConfigList
 }
 
-// newChain reads plugins from bin (portolan) and bin/cni (the reference
-// plugins). Keys of plugin are added to portolan's entry of the conflist.
-func newChain(bin, version string, plugin map[string]any) (*chain, error) {
+// newChain is the chain of the options: bridge, then portolan.
+func newChain(o Options) (*chain, error) {
 	portolan := map[string]any{"type": "portolan", "capabilities": map[string]bool{annotationsCapability: true}}
-	maps.Copy(portolan, plugin)
-	return newChainOf(bin, version, bridgeConf(), portolan)
+	maps.Copy(portolan, o.Plugin)
+	return newChainOf(o, bridgeConf(), portolan)
 }
 
 // bridgeConf is the bridge plugin's entry: a bridge that routes, and addresses
@@ -55,20 +57,40 @@ func bridgeConf() map[string]any {
 	}
 }
 
-func newChainOf(bin, version string, plugins ...map[string]any) (*chain, error) {
-	pods, err := confList(NetworkName, version, plugins...)
+// newChainOf finds plugins in Bin (portolan) and Bin/cni (the reference plugins).
+func newChainOf(o Options, plugins ...map[string]any) (*chain, error) {
+	pods, err := confList(NetworkName, o.CNIVersion, plugins...)
 	if err != nil {
 		return nil, err
 	}
-	loopback, err := confList("cni-loopback", version, map[string]any{"type": "loopback"})
+	loopback, err := confList("cni-loopback", o.CNIVersion, map[string]any{"type": "loopback"})
 	if err != nil {
 		return nil, err
 	}
 	return &chain{
-		cni:      libcni.NewCNIConfigWithCacheDir([]string{bin, filepath.Join(bin, "cni")}, cniStateDir, nil),
+		cni: libcni.NewCNIConfigWithCacheDir([]string{o.Bin, filepath.Join(o.Bin, "cni")}, cniStateDir,
+			&invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: appendFile(filepath.Join(o.LogDir, pluginLog))}}),
 		loopback: loopback,
 		pods:     pods,
 	}, nil
+}
+
+// pluginLog is the file of LogDir with what the plugins write to standard error;
+// libcni drops it when the plugin fails.
+const pluginLog = "plugins.log"
+
+// appendFile is a writer that appends to the file of this name, which is open
+// only while it writes.
+type appendFile string
+
+// Write implements io.Writer.
+func (f appendFile) Write(p []byte) (int, error) {
+	file, err := os.OpenFile(string(f), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return 0, fmt.Errorf("open: %w", err)
+	}
+	n, err := file.Write(p)
+	return n, errors.Join(err, file.Close())
 }
 
 func confList(name, version string, plugins ...map[string]any) (*libcni.NetworkConfigList, error) {

@@ -141,7 +141,7 @@ func (n *Node) newProcess(name string, argv, env []string) *Process {
 
 func (n *Node) start(ctx context.Context) error {
 	var err error
-	if n.chain, err = newChain(n.options.Bin, n.options.CNIVersion, n.options.Plugin); err != nil {
+	if n.chain, err = newChain(n.options); err != nil {
 		return err
 	}
 	if err := os.WriteFile(sandbox.ResolvConf, []byte("nameserver "+ResolverIP+"\n"), 0o644); err != nil {
@@ -279,14 +279,17 @@ func empty(dir string) error {
 	return errors.Join(errs...)
 }
 
-// DumpLogs writes the last lines of every process's log.
+// DumpLogs writes the last lines of every log.
 func (n *Node) DumpLogs(w io.Writer, lines int) {
 	n.mu.Lock()
 	processes := slices.Clone(n.processes)
 	n.mu.Unlock()
+	processes = append(processes, &Process{Name: "CNI plugins", LogPath: filepath.Join(n.options.LogDir, pluginLog)})
 	var b bytes.Buffer
 	for _, p := range processes {
-		fmt.Fprintf(&b, "--- %s (%s)\n%s\n", p.Name, p.LogPath, p.LogTail(lines))
+		if _, err := os.Stat(p.LogPath); err == nil {
+			fmt.Fprintf(&b, "--- %s (%s)\n%s\n", p.Name, p.LogPath, p.LogTail(lines))
+		}
 	}
 	_, _ = w.Write(b.Bytes())
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/http"
@@ -35,9 +36,9 @@ func newTestNode(t *testing.T, bin string, plugins ...map[string]any) *Node {
 			t.Fatal(err)
 		}
 	}
-	n := &Node{options: Options{Bin: bin, LogDir: t.TempDir()}}
+	n := &Node{options: Options{Bin: bin, LogDir: t.TempDir(), CNIVersion: "1.1.0"}}
 	n.Registrar, n.DNS, n.Envoy = n.newProcess("run", nil, nil), n.newProcess("dns", nil, nil), n.newProcess("envoy", nil, nil)
-	if n.chain, err = newChainOf(bin, "1.1.0", append([]map[string]any{bridgeConf()}, plugins...)...); err != nil {
+	if n.chain, err = newChainOf(n.options, append([]map[string]any{bridgeConf()}, plugins...)...); err != nil {
 		t.Fatal(err)
 	}
 	if n.Outside, err = startOutside(t.Context()); err != nil {
@@ -139,7 +140,7 @@ func TestPodRefused(t *testing.T) {
 	refuse := `#!/bin/sh
 echo "$CNI_COMMAND $CNI_IFNAME" >> ` + calls + `
 cat > ` + bin + `/stdin-$CNI_COMMAND
-[ $CNI_COMMAND = ADD ] || exit 0
+[ $CNI_COMMAND = ADD ] || { echo a line for people >&2; exit 0; }
 echo '{"cniVersion":"1.1.0","code":102,"msg":"no","details":"because"}'
 exit 1
 `
@@ -157,6 +158,10 @@ exit 1
 	}
 	if diff := cmp.Diff("ADD eth0\nDEL eth0\n", string(got)); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	var logs bytes.Buffer
+	if n.DumpLogs(&logs, 10); !strings.Contains(logs.String(), "a line for people") {
+		t.Errorf("the plugin's log is not in\n%s", &logs)
 	}
 	stdin, err := os.ReadFile(filepath.Join(bin, "stdin-ADD"))
 	if err != nil || !strings.Contains(string(stdin), `"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"a":"b"}}`) {
