@@ -196,7 +196,9 @@ func TestWireClientCertificate(t *testing.T) {
 		{"of another authority", func(c *tls.Config) {
 			c.Certificates = other.Client("spiffe://" + trustDomain + "/ns/default/sa/a").Certificates
 		}, "closed"},
-		{"of another trust domain", func(c *tls.Config) { c.Certificates = m.ca.Client("spiffe://td.test.evil/ns/default/sa/a").Certificates }, "closed"},
+		{"of another trust domain", func(c *tls.Config) {
+			c.Certificates = m.ca.Client("spiffe://td.test.evil/ns/default/sa/a").Certificates
+		}, "closed"},
 		{"of a domain with the same prefix", func(c *tls.Config) { c.Certificates = m.ca.Client("spiffe://td.tes/ns/default/sa/a").Certificates }, "closed"},
 		{"over TLS 1.2", func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }, "closed"},
 	} {

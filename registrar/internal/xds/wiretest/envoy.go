@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -134,7 +135,7 @@ func (e *Envoy) Stats(filter string) map[string]int64 {
 	var parsed struct {
 		Stats []struct {
 			Name  string
-			Value *int64
+			Value json.RawMessage
 		}
 	}
 	if err := json.Unmarshal([]byte(body), &parsed); err != nil {
@@ -142,8 +143,9 @@ func (e *Envoy) Stats(filter string) map[string]int64 {
 	}
 	out := make(map[string]int64)
 	for _, s := range parsed.Stats {
-		if s.Value != nil {
-			out[s.Name] = *s.Value
+		// Text readouts and histograms have no number here.
+		if n, err := strconv.ParseInt(string(s.Value), 10, 64); err == nil {
+			out[s.Name] = n
 		}
 	}
 	return out

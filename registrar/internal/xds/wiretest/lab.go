@@ -76,7 +76,8 @@ func (l *Lab) AddPod(name string) *Pod {
 // destinations named by tcpPorts ("address . port") to 15002.
 func (l *Lab) RedirectTCP(pod *Pod, ranges []netip.Prefix, tcpPorts ...netip.AddrPort) {
 	l.tb.Helper()
-	rules := "table inet wiretest {\n chain output {\n  type nat hook output priority -100; policy accept;\n"
+	l.next++ // each call adds a table of its own, which is looked at before earlier ones
+	rules := fmt.Sprintf("table inet wiretest%d {\n chain output {\n  type nat hook output priority %d; policy accept;\n", l.next, -100-l.next)
 	for _, d := range tcpPorts {
 		rules += fmt.Sprintf("  %s daddr %s tcp dport %d redirect to :15002\n", family(d.Addr()), d.Addr(), d.Port())
 	}
