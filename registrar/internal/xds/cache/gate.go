@@ -58,6 +58,10 @@ func (g *gate) closed(v *view, want string) bool {
 			return false
 		}
 		g.look()
+		if v.inherited {
+			// It went while nobody was looking: whatever is not settled may name it.
+			return min(g.listeners, g.routes) != never
+		}
 		return v.e.seq >= min(g.listeners, g.routes)
 	case Listener:
 		if removal {

@@ -10,6 +10,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/server/delta/v3"
 	"github.com/google/go-cmp/cmp"
@@ -57,14 +58,25 @@ func (m *mesh) open(o options) (client *xdstest.Client, closeNow func()) {
 		defer st.Close()
 		return delta.NewServer(str.Context(), st, st).DeltaStreamHandler(str, typeURL)
 	})
-	client = xdstest.New(stream, xdstest.Options{Node: &corev3.Node{Id: o.node}, Judge: o.judge})
+	client = xdstest.New(stream, xdstest.Options{Node: node(o.node), Judge: o.judge})
 	closeNow = func() {
 		cancel()
 		<-client.Done()
 		synctest.Wait()
 	}
 	m.Cleanup(closeNow)
+	synctest.Wait()
 	return client, closeNow
+}
+
+// node returns what an Envoy says of itself.
+func node(id string) *corev3.Node {
+	return &corev3.Node{
+		Id: id, UserAgentName: "envoy",
+		UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{
+			Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40},
+		}},
+	}
 }
 
 // ads connects an Envoy's ADS stream.

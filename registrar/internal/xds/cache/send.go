@@ -168,7 +168,7 @@ func (s *subscription) respondLocked(list []*view) {
 		} else {
 			resp.Resources = append(resp.Resources, v.e.wire)
 			f.sinceSet = min(f.sinceSet, v.e.seq)
-			v.pushed = true
+			v.pushed, v.inherited = true, false
 		}
 		f.since = min(f.since, v.e.seq)
 		f.views = append(f.views, sentView{v: v, version: want})
@@ -216,6 +216,7 @@ func (st *Stream) resendAssignmentsLocked(f *flight) {
 		if v := sub.views[f.views[i].v.e.key.Name]; v != nil {
 			v.force()
 			v.markDirty()
+			v.heldSince = time.Time{} // waits for this cluster, not for an earlier one
 		}
 	}
 }

@@ -62,6 +62,8 @@ type view struct {
 	dirty, flying, suspect bool
 	// forced: to be sent although the client has it.
 	forced bool
+	// inherited: the client has it from an earlier stream, and it is gone.
+	inherited bool
 	// pushed: content was sent on this stream.
 	pushed bool
 	// early: sent when its gate timed out.
@@ -139,10 +141,8 @@ func (s *subscription) joinLocked(known map[string]string) {
 	s.resumed = len(known) > 0
 	for name, version := range known {
 		e := c.entryLocked(Key{Kind: s.kind, Name: name})
-		if e.seq == 0 {
-			e.seq = c.seq // it went before we came: as new as all we know
-		}
 		v := s.viewLocked(e)
+		v.inherited = !e.held()
 		v.sent, v.acked = version, version
 		v.markDirty()
 	}

@@ -151,11 +151,16 @@ func (s *subscription) suspectLocked(views []*view, f *flight) {
 }
 
 // nextSuspects takes the next part of a rejected response, without those views
-// that were sent otherwise in the meantime.
+// that were sent otherwise in the meantime, or will be, when their gates let them.
 func (s *subscription) nextSuspects() []*view {
 	next := s.suspects[0]
 	s.suspects = slices.Delete(s.suspects, 0, 1)
-	return slices.DeleteFunc(next.views, func(v *view) bool { return v.gone || !v.suspect })
+	return slices.DeleteFunc(next.views, func(v *view) bool {
+		if v.dirty {
+			v.suspect = false
+		}
+		return v.gone || !v.suspect
+	})
 }
 
 // retryLocked sends again what was rejected after its gate had timed out, now

@@ -1,0 +1,215 @@
+package cache_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+)
+
+// A key is settled when every stream that must has acknowledged what it was when
+// it was awaited, or something later; changes after that do not delay it.
+func TestAwait(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.setService("a", "1", "1")
+		ads, od, _ := m.envoy("n1", "pid 1")
+		m.must(od.Subscribe(resource.ClusterType, "a"))
+		m.must(ads.Subscribe(resource.EndpointType, "a"))
+		ads.SetJudge(withholdAll)
+
+		cluster := m.await(key(cache.OnDemandCluster, "a"))
+		both := m.await(key(cache.OnDemandCluster, "a"), key(cache.Endpoints, "a"))
+		m.is(cluster, "pending")
+		m.set(cache.OnDemandCluster, "a", "2")
+		m.release(od, cache.OnDemandCluster)
+		m.is(cluster, "acknowledged")
+		m.is(both, "pending")
+		m.release(od, cache.OnDemandCluster)
+		m.is(both, "pending")
+		m.set(cache.Endpoints, "a", "2")
+		m.release(ads, cache.Endpoints)
+		m.is(both, "acknowledged")
+		m.is(m.await(key(cache.Endpoints, "a")), "pending")
+	})
+}
+
+// An acknowledgement of the load assignment counts only for the copy that
+// followed the cluster: it is the proof that the cluster is active (dataplane
+// decision 5).
+func TestAwaitAssignmentAfterCluster(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.setService("a", "1", "1")
+		ads, od, _ := m.envoy("n1", "pid 1")
+		m.must(od.Subscribe(resource.ClusterType, "a"))
+		m.must(ads.Subscribe(resource.EndpointType, "a"))
+		m.release(od, cache.OnDemandCluster)
+		m.is(m.await(key(cache.Endpoints, "a")), "acknowledged")
+		m.set(cache.OnDemandCluster, "a", "2")
+		again := m.await(key(cache.Endpoints, "a"))
+		m.is(again, "pending")
+		m.release(od, cache.OnDemandCluster)
+		m.is(again, "acknowledged")
+	})
+}
+
+// What nobody has to acknowledge is settled at once, and said to be: a name that
+// nobody subscribes to, a name that does not exist; with no Envoy connected the
+// result says that instead.
+func TestAwaitAtOnce(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Secret, "s", "1")
+		m.set(cache.Listener, "l", "1")
+		for _, k := range []cache.Key{
+			key(cache.Secret, "s"), key(cache.Listener, "l"), key(cache.OnDemandCluster, "a"), key(cache.Listener, "none"),
+		} {
+			m.is(m.await(k), "disconnected")
+		}
+		ads := m.ads()
+		m.is(m.await(key(cache.Secret, "s")), "acknowledged unsubscribed secret/s")
+		m.is(m.await(key(cache.OnDemandCluster, "a")), "acknowledged unsubscribed on-demand-cluster/a")
+		listener, none := m.await(key(cache.Listener, "l")), m.await(key(cache.Listener, "none"))
+		m.is(listener, "pending") // an Envoy that has not asked yet will
+		m.must(ads.Subscribe(resource.ListenerType))
+		m.is(listener, "acknowledged")
+		m.is(none, "acknowledged")
+		m.is(m.await(), "acknowledged")
+	})
+}
+
+// A rejection settles and brings its reason, when the guilty resource is known:
+// its neighbours in the response are acknowledged (contract 4.2, XDS-R10).
+func TestAwaitRejection(t *testing.T) {
+	for name, says := range map[string]func(string) string{"named": byName, "whole response": byDecoding} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(m *mesh) {
+				c, _ := m.open(options{judge: m.rejecting("bad", "bad", says)})
+				m.must(c.Subscribe(resource.ListenerType))
+				m.Apply(cache.Batch{Set: map[cache.Kind][]cache.Resource{
+					cache.Listener: m.resources("a", "1", "b", "1", "bad", "bad"),
+				}})
+				bad := m.await(key(cache.Listener, "a"), key(cache.Listener, "bad"))
+				good := m.await(key(cache.Listener, "a"), key(cache.Listener, "b"))
+				m.is(bad, "rejected listener/bad ("+says("bad")+")")
+				m.is(good, "acknowledged")
+				m.is(m.await(key(cache.Listener, "bad")), "rejected listener/bad ("+says("bad")+")")
+				m.set(cache.Listener, "bad", "good")
+				m.is(m.await(key(cache.Listener, "bad")), "acknowledged")
+			})
+		})
+	}
+}
+
+// A removal is awaited like any other change, a touch too.
+func TestAwaitRemovalAndResend(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Listener, "l", "1")
+		c := m.ads()
+		m.must(c.Subscribe(resource.ListenerType))
+		c.SetJudge(withholdAll)
+		m.resend(key(cache.Listener, "l"))
+		touched := m.await(key(cache.Listener, "l"))
+		m.is(touched, "pending")
+		m.release(c, cache.Listener)
+		m.is(touched, "acknowledged")
+		m.remove(key(cache.Listener, "l"))
+		gone := m.await(key(cache.Listener, "l"))
+		m.is(gone, "pending")
+		m.release(c, cache.Listener)
+		m.is(gone, "acknowledged")
+	})
+}
+
+// Every connected stream counts, one that comes later too; one that goes does
+// not hold it up, and with the last one gone the result says so.
+func TestAwaitStreams(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Listener, "l", "1")
+		x, closeX := m.open(options{judge: withholdAll})
+		y, closeY := m.open(options{judge: withholdAll})
+		m.must(x.Subscribe(resource.ListenerType))
+		m.must(y.Subscribe(resource.ListenerType))
+		o := m.await(key(cache.Listener, "l"))
+		m.release(x, cache.Listener)
+		m.is(o, "pending")
+		z, closeZ := m.open(options{judge: withholdAll})
+		m.must(z.Subscribe(resource.ListenerType))
+		closeY()
+		m.is(o, "pending")
+		m.release(z, cache.Listener)
+		m.is(o, "acknowledged")
+
+		m.set(cache.Listener, "l", "2")
+		o = m.await(key(cache.Listener, "l"))
+		closeX()
+		m.is(o, "pending")
+		closeZ()
+		m.is(o, "disconnected")
+	})
+}
+
+// AwaitSubscribed waits until Envoy asks by itself: a listener's secrets are
+// asked for after the listener was acknowledged (contract 4.2).
+func TestAwaitSubscribed(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Secret, "s", "1")
+		c := m.ads()
+		o := &outcome{}
+		m.AwaitSubscribed([]cache.Key{key(cache.Secret, "s")}, func(r cache.Result) { o.results = append(o.results, r) })
+		m.is(o, "pending")
+		m.must(c.Subscribe(resource.SecretType, "other"))
+		m.is(o, "pending")
+		m.must(c.Subscribe(resource.SecretType, "s"))
+		m.is(o, "acknowledged")
+	})
+}
+
+// A cancelled await never reports; the callback may use the cache, and one that
+// blocks holds up neither the store nor the streams.
+func TestAwaitCallback(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Listener, "l", "1")
+		c := m.ads()
+		cancelled := &outcome{}
+		cancel := m.Await([]cache.Key{key(cache.Listener, "l")}, func(r cache.Result) { cancelled.results = append(cancelled.results, r) })
+		cancel()
+		cancel()
+
+		block := make(chan struct{})
+		m.Await([]cache.Key{key(cache.Listener, "l")}, func(cache.Result) {
+			m.Apply(cache.Batch{Set: map[cache.Kind][]cache.Resource{cache.Listener: m.resources("l", "2")}})
+			<-block
+		})
+		m.must(c.Subscribe(resource.ListenerType))
+		m.holds(c, cache.Listener, "l", "2")
+		m.set(cache.Listener, "l", "3")
+		m.holds(c, cache.Listener, "l", "3")
+		next := m.await(key(cache.Listener, "l"))
+		m.is(next, "pending")
+		close(block)
+		m.is(next, "acknowledged")
+		m.is(cancelled, "pending")
+	})
+}
+
+// Endpoints that change without end do not keep a step from being settled
+// (contract 2: the steps of a default-port change).
+func TestAwaitUnderChurn(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Endpoints, "a", "0")
+		c := m.ads()
+		m.must(c.Subscribe(resource.EndpointType, "a"))
+		c.SetJudge(withholdAll)
+		m.set(cache.Endpoints, "a", "1")
+		o := m.await(key(cache.Endpoints, "a"))
+		for i := range 3 {
+			m.set(cache.Endpoints, "a", string(rune('p'+i)))
+			time.Sleep(time.Millisecond)
+		}
+		m.release(c, cache.Endpoints)
+		m.is(o, "acknowledged")
+		synctest.Wait()
+	})
+}
