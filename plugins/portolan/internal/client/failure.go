@@ -128,7 +128,7 @@ func (f *Failure) away() *types.Error {
 // spoken reports whether the status is the registrar's own, whose text names
 // what is missing, and not one that gRPC made on this side.
 func (f *Failure) spoken() bool {
-	if f.code() != status.Code(f.Err) {
+	if f.Dial != nil || f.code() != status.Code(f.Err) {
 		return false
 	}
 	text := status.Convert(f.Err).Message()
