@@ -51,7 +51,7 @@ func (s *Server) Add(req *cniv1.AddRequest, stream cniv1.RegistrarService_AddSer
 	err := s.attachments.Add(stream.Context(), req, func(d attach.Decision) error {
 		resp := &cniv1.AddResponse{Meshed: d.Meshed, Reason: d.Reason}
 		if d.Meshed {
-			resp.Capture = capture.ToProto(s.settings(d.Pod))
+			resp.Capture = s.settings(d.Pod).ToProto()
 		}
 		return stream.Send(resp)
 	})
@@ -81,7 +81,7 @@ func (s *Server) Check(_ context.Context, req *cniv1.CheckRequest) (*cniv1.Check
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	return &cniv1.CheckResponse{Meshed: true, Capture: capture.ToProto(s.settings(pod))}, nil
+	return &cniv1.CheckResponse{Meshed: true, Capture: s.settings(pod).ToProto()}, nil
 }
 
 // GC forgets what the runtime no longer has.

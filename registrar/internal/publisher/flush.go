@@ -21,8 +21,10 @@ type pendingChange struct {
 	// awakened are names that led nowhere and lead to a cluster now.
 	awakened map[string]struct{}
 	// unsaved: the service's entry must reach the disk first, because a restart
-	// goes on with the saved step.
+	// goes on with the saved step. Endpoints alone never wait for it.
 	unsaved bool
+	// waiters are closed once the change is applied.
+	waiters []chan struct{}
 }
 
 // flush takes what changed in the engine and gives Envoy what may be given now.
@@ -44,7 +46,7 @@ func (p *Publisher) flush() {
 			pc.awakened[n] = struct{}{}
 		}
 		if ch.Entry {
-			pc.unsaved = true
+			pc.unsaved = pc.unsaved || ch.Shape || ch.Clusters || ch.Gone
 			p.dns.save(ch.Service)
 			p.wake()
 		}
@@ -68,9 +70,11 @@ func (p *Publisher) apply(pass func(*pendingChange) bool) {
 	b := newBatch()
 	var stepping []model.ServiceKey
 	urgent := false
+	var waiters []chan struct{}
 	for _, key := range ready {
 		pc := p.pending[key]
 		delete(p.pending, key)
+		waiters = append(waiters, pc.waiters...)
 		p.renewClusters(b, key, pc)
 		if pc.shape || pc.gone {
 			shape, _ := p.engine.Shape(key)
@@ -83,6 +87,9 @@ func (p *Publisher) apply(pass func(*pendingChange) bool) {
 	p.updateTable(urgent)
 	for _, key := range stepping {
 		p.awaitStep(key)
+	}
+	for _, ch := range waiters {
+		close(ch)
 	}
 }
 

@@ -195,11 +195,14 @@ func (p *Publisher) awaitKeysAcknowledged(ctx context.Context, keys []cache.Key,
 // Envoy: the load assignments of its service that Envoy holds are acknowledged
 // without it.
 func (p *Publisher) AwaitWithdrawn(ctx context.Context, service model.ServiceKey, uid string) error {
-	p.mu.Lock()
 	gone := make(chan struct{})
-	if p.engine.Has(uid) {
-		p.withdrawn[uid] = append(p.withdrawn[uid], gone)
-	} else {
+	p.mu.Lock()
+	switch pc := p.pending[service]; {
+	case p.engine.Has(uid):
+		p.withdrawn[uid] = append(p.withdrawn[uid], withdrawal{service: service, gone: gone})
+	case pc != nil:
+		pc.waiters = append(pc.waiters, gone)
+	default:
 		close(gone)
 	}
 	p.mu.Unlock()

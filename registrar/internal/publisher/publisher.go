@@ -60,7 +60,7 @@ type Publisher struct {
 	// awaited is the step of each service that waits for acknowledgements.
 	awaited map[model.ServiceKey]*awaitedStep
 	// withdrawn has the waiters for the withdrawal of an endpoint, by UID.
-	withdrawn map[string][]chan struct{}
+	withdrawn map[string][]withdrawal
 
 	table routeTable
 	dns   nameTable
@@ -80,6 +80,12 @@ type givenCluster struct {
 	tombstone bool
 }
 
+// withdrawal is somebody who waits for an endpoint to be taken from its service.
+type withdrawal struct {
+	service model.ServiceKey
+	gone    chan struct{}
+}
+
 // New returns a Publisher over an engine that knows the saved services and a
 // cache that is still held.
 func New(cfg Config) (*Publisher, error) {
@@ -90,7 +96,7 @@ func New(cfg Config) (*Publisher, error) {
 		given:     map[string]givenCluster{},
 		names:     map[model.ServiceKey]map[string]struct{}{},
 		awaited:   map[model.ServiceKey]*awaitedStep{},
-		withdrawn: map[string][]chan struct{}{},
+		withdrawn: map[string][]withdrawal{},
 		kick:      make(chan struct{}, 1),
 		table:     newRouteTable(),
 		dns:       newNameTable(),
@@ -125,8 +131,12 @@ func (p *Publisher) OnRegistry(ev registry.Event) {
 	}
 	p.flush()
 	if ev.Kind == registry.Delete {
-		for _, ch := range p.withdrawn[ev.UID] {
-			close(ch)
+		for _, w := range p.withdrawn[ev.UID] {
+			if pc := p.pending[w.service]; pc != nil {
+				pc.waiters = append(pc.waiters, w.gone)
+			} else {
+				close(w.gone)
+			}
 		}
 		delete(p.withdrawn, ev.UID)
 	}
