@@ -1,6 +1,9 @@
 package resource
 
 import (
+	"fmt"
+	"slices"
+
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -18,6 +21,9 @@ const loopback = "127.0.0.1"
 func AppCluster(p Pod, pt port.Port) (*clusterv3.Cluster, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
+	}
+	if !slices.Contains(p.Ports, pt) {
+		return nil, fmt.Errorf("pod %s: port %d (%s) is not among its ports", p.ID, pt.Number, pt.Protocol)
 	}
 	name := AppClusterName(p.ID, pt.Number)
 	options := clientOptions{protocol: pt.Protocol, idle: appIdle}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"time"
+	"unicode/utf8"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -53,6 +54,9 @@ type BootstrapParams struct {
 func (p BootstrapParams) validate() error {
 	if p.NodeID == "" || p.Cluster == "" {
 		return fmt.Errorf("bootstrap: node %q or cluster %q is empty; Envoy needs both to ask for configuration", p.NodeID, p.Cluster)
+	}
+	if !utf8.ValidString(p.NodeID + p.Cluster + p.Locality.Region + p.Locality.Zone) {
+		return fmt.Errorf("bootstrap: node %q, cluster %q or locality %q is not UTF-8", p.NodeID, p.Cluster, p.Locality)
 	}
 	if p.MaxConnections < 0 {
 		return fmt.Errorf("bootstrap: a maximum of %d connections is negative", p.MaxConnections)

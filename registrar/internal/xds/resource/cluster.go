@@ -92,6 +92,7 @@ func Cluster(c ServiceCluster) (*clusterv3.Cluster, error) {
 		CommonLbConfig:                &clusterv3.Cluster_CommonLbConfig{HealthyPanicThreshold: &typev3.Percent{Value: 0}},
 		CircuitBreakers:               circuitBreakers(),
 		OutlierDetection:              outlierDetection(),
+		UpstreamBindConfig:            &corev3.BindConfig{SocketOptions: deadPeer()},
 		UpstreamConnectionOptions:     &clusterv3.UpstreamConnectionOptions{TcpKeepalive: keepalive()},
 		TransportSocket:               clientTLS(c),
 		TypedExtensionProtocolOptions: options.pack(),

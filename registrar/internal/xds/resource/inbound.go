@@ -61,6 +61,7 @@ func Inbound(p Pod) (*listenerv3.Listener, error) {
 		}},
 		ListenerFiltersTimeout: duration(handshakeTimeout),
 		TcpKeepalive:           keepalive(),
+		SocketOptions:          deadPeer(),
 	}
 	for _, pt := range p.sortedPorts() {
 		l.FilterChains = append(l.FilterChains, portChain(p, pt))
@@ -163,9 +164,4 @@ func tcpProxy(statPrefix, cluster string) *tcpproxyv3.TcpProxy {
 		ClusterSpecifier: &tcpproxyv3.TcpProxy_Cluster{Cluster: cluster},
 		IdleTimeout:      duration(0),
 	}
-}
-
-// keepalive finds a peer that is gone without a word within two minutes.
-func keepalive() *corev3.TcpKeepalive {
-	return &corev3.TcpKeepalive{KeepaliveTime: u32(60), KeepaliveInterval: u32(15), KeepaliveProbes: u32(4)}
 }

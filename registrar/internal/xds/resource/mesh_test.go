@@ -30,7 +30,7 @@ var vipRanges = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.Mus
 
 // mesh is one node with a real Envoy that gets what this package builds.
 type mesh struct {
-	*testing.T
+	testing.TB
 	lab    *wiretest.Lab
 	ca     *wiretest.CA
 	xds    *wiretest.XDS
@@ -45,9 +45,9 @@ type meshPod struct {
 	spec resource.Pod
 }
 
-func newMesh(t *testing.T, args ...string) *mesh {
+func newMesh(t testing.TB, args ...string) *mesh {
 	t.Helper()
-	m := &mesh{T: t, lab: wiretest.NewLab(t), ca: wiretest.NewCA(t), xds: wiretest.NewXDS(t), vhosts: make(map[string][]*routev3.VirtualHost)}
+	m := &mesh{TB: t, lab: wiretest.NewLab(t), ca: wiretest.NewCA(t), xds: wiretest.NewXDS(t), vhosts: make(map[string][]*routev3.VirtualHost)}
 	params := resource.BootstrapParams{
 		NodeID: "node-1", Cluster: domain, XDSSocket: m.xds.Socket, AdminSocket: t.TempDir() + "/admin.sock",
 	}
@@ -270,9 +270,9 @@ func read(response *http.Response) (answer, error) {
 }
 
 // in returns the same mesh for a subtest.
-func (m *mesh) in(t *testing.T) *mesh {
+func (m *mesh) in(t testing.TB) *mesh {
 	sub := *m
-	sub.T = t
+	sub.TB = t
 	return &sub
 }
 

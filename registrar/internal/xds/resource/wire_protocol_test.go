@@ -27,7 +27,7 @@ import (
 )
 
 // twoPorts is a service with an http and an h2 port served by handler, and a client.
-func twoPorts(t *testing.T, handler http.Handler) (m *mesh, client *meshPod) {
+func twoPorts(t testing.TB, handler http.Handler) (m *mesh, client *meshPod) {
 	t.Helper()
 	m = newMesh(t)
 	client = m.addPod("client", "client", "")

@@ -37,7 +37,10 @@ type XDS struct {
 	// Socket is where it listens.
 	Socket string
 
-	tb       testing.TB
+	tb     testing.TB
+	server *grpc.Server
+	served chan struct{}
+
 	mu       sync.Mutex // guards everything below and every stream's state
 	sets     map[string]map[string]*resource
 	onDemand map[string]*resource
@@ -66,23 +69,34 @@ func NewXDS(tb testing.TB) *XDS {
 		streams:  make(map[*stream]bool),
 		asked:    make(map[string]int),
 	}
-	l, err := net.Listen("unix", x.Socket)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	server := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}))
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, adsServer{x: x})
-	clusterservicev3.RegisterClusterDiscoveryServiceServer(server, cdsServer{x: x})
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(l) }()
+	x.Restart()
 	tb.Cleanup(func() {
-		server.Stop()
-		<-done
+		x.Stop()
 		for _, nack := range x.NACKs() {
 			tb.Errorf("Envoy rejected: %s", nack)
 		}
 	})
 	return x
+}
+
+// Restart serves on the socket again after Stop, with the same resources.
+func (x *XDS) Restart() {
+	x.tb.Helper()
+	l, err := net.Listen("unix", x.Socket)
+	if err != nil {
+		x.tb.Fatal(err)
+	}
+	x.server = grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}))
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(x.server, adsServer{x: x})
+	clusterservicev3.RegisterClusterDiscoveryServiceServer(x.server, cdsServer{x: x})
+	x.served = make(chan struct{})
+	go func() { defer close(x.served); _ = x.server.Serve(l) }()
+}
+
+// Stop ends all streams and removes the socket.
+func (x *XDS) Stop() {
+	x.server.Stop()
+	<-x.served
 }
 
 // Set adds or replaces resources of the aggregated stream.
