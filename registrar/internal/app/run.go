@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/portolan-mesh/portolan/api/authority"
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/plugins/capture"
 	"github.com/portolan-mesh/portolan/registrar/internal/attach"
@@ -28,7 +30,6 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/podserver"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
-	"github.com/portolan-mesh/portolan/registrar/internal/readiness"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry/embedded"
 	"github.com/portolan-mesh/portolan/registrar/internal/state"
@@ -79,7 +80,6 @@ type daemon struct {
 	xds        *server.Server
 	publisher  *publisher.Publisher
 	identities *identity.Manager
-	readiness  *readiness.Watcher
 	names      meshNames
 	pods       *attach.Manager
 	started    time.Time
@@ -93,7 +93,7 @@ func newDaemon(cfg runConfig, vips []netip.Prefix, log *slog.Logger) (*daemon, e
 		capture: netnsCapture{netnsDir: cfg.NetnsDir, vipRanges: vips},
 	}
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	for _, make := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makeNames, d.makePods} {
+	for _, make := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods} {
 		if err := make(); err != nil {
 			d.close()
 			return nil, err
@@ -110,8 +110,14 @@ func (d *daemon) openState() error {
 	if err != nil {
 		return err
 	}
-	d.backend, err = embedded.Open(d.db, d.component("registry"))
+	d.backend, err = embedded.Open(embedded.Options{DB: d.db, MeshName: d.meshName, Log: d.component("registry")})
 	return err
+}
+
+// meshName is the name that a stored record carries for people; the projection
+// decides what a service is called.
+func (d *daemon) meshName(key model.ServiceKey) string {
+	return authority.Authority{Service: key.Name, Namespace: key.Namespace}.HostPort(d.cfg.Mesh.Domain)
 }
 
 // makeXDS makes what Envoy is served from. The names client comes first in time,
@@ -137,7 +143,7 @@ func (d *daemon) makeXDS() error {
 	return nil
 }
 
-func (d *daemon) makeNames() error {
+func (d *daemon) makePublisher() error {
 	store, err := catalogue.Open(d.db)
 	if err != nil {
 		return err
@@ -223,13 +229,12 @@ func (e ensurer) Ensure(ctx context.Context, id model.Identity) error {
 }
 
 func (d *daemon) makePods() error {
-	d.readiness = readiness.New(readiness.Config{Log: d.component("readiness")})
 	var err error
 	d.pods, err = attach.New(attach.Config{
 		DB: d.db, Log: d.component("attach"), Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, Locality: d.locality(),
 		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, Now: time.Now,
 		Mesh: d.publisher, Registry: d.backend, Identities: ensurer{d.identities}, Names: d.names,
-		Readiness: listenTables{d.readiness}, Capture: d.capture,
+		Readiness: &listenTables{pods: map[model.AttachmentKey]chan struct{}{}, wg: map[model.AttachmentKey]*sync.WaitGroup{}}, Capture: d.capture,
 		Unsupported: capture.Probe(),
 	})
 	if err != nil {
@@ -269,7 +274,6 @@ func (d *daemon) run(ctx context.Context) error {
 	g.Go(func() error { return d.serveAdmin(ctx, admin) })
 	g.Go(func() error { return d.serveHTTP(ctx) })
 	g.Go(func() error { return d.identities.Run(ctx) })
-	g.Go(func() error { return d.readiness.Run(ctx) })
 	g.Go(func() error { return d.names.client.Run(ctx) })
 	g.Go(func() error { return d.publisher.Run(ctx) })
 	g.Go(func() error { return d.watchRegistry(ctx) })
