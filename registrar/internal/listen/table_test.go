@@ -1,0 +1,535 @@
+package listen_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/dns/dnstest"
+	"github.com/portolan-mesh/portolan/registrar/internal/listen"
+)
+
+// listenOptions are the socket options of a listener.
+type listenOptions struct {
+	v6only bool
+	device string
+	reuse  bool
+}
+
+// listenAt listens at addr in the namespace until the test ends.
+func listenAt(tb testing.TB, n *dnstest.Namespace, addr string, o listenOptions) net.Listener {
+	tb.Helper()
+	var l net.Listener
+	n.Do(tb, func() {
+		cfg := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+			var err error
+			return errors.Join(c.Control(func(fd uintptr) { err = o.apply(int(fd)) }), err)
+		}}
+		network := "tcp4"
+		if strings.HasPrefix(addr, "[") {
+			network = "tcp"
+			if o.v6only {
+				network = "tcp6"
+			}
+		}
+		var err error
+		if l, err = cfg.Listen(context.Background(), network, addr); err != nil {
+			tb.Errorf("listen at %s: %v", addr, err)
+		}
+	})
+	if l == nil {
+		tb.FailNow()
+	}
+	tb.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func (o listenOptions) apply(fd int) error {
+	if o.reuse {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+			return err
+		}
+	}
+	if o.device != "" {
+		return unix.BindToDevice(fd, o.device)
+	}
+	return nil
+}
+
+func openTable(tb testing.TB, path string) *listen.Table {
+	tb.Helper()
+	t, err := listen.Open(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := t.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+			tb.Error(err)
+		}
+	})
+	return t
+}
+
+func read(tb testing.TB, t *listen.Table) listen.Snapshot {
+	tb.Helper()
+	s, err := t.Read()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// reaches reports whether a connection to 127.0.0.1:port is accepted in the
+// namespace: what the app hop of Envoy does, the oracle of these tests.
+func reaches(tb testing.TB, n *dnstest.Namespace, port uint16) bool {
+	tb.Helper()
+	ok := false
+	n.Do(tb, func() {
+		c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(context.Background(), "tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			ok = true
+			_ = c.Close()
+		}
+	})
+	return ok
+}
+
+const podAddress = "10.77.0.2"
+
+// newPod returns a namespace with lo and an eth0 with addresses of both families.
+func newPod(tb testing.TB) *dnstest.Namespace {
+	tb.Helper()
+	pod, outside := dnstest.NewNamespace(tb), dnstest.NewNamespace(tb)
+	dnstest.Connect(tb, "eth0", pod, outside, []string{podAddress + "/24", "fd00:77::2/64"}, []string{"10.77.0.1/24", "fd00:77::1/64"})
+	return pod
+}
+
+// For a listener on each kind of address Listens says what a connection to
+// 127.0.0.1 finds, and a port that only others reach is reported with its
+// addresses (contract 4.3).
+func TestListens(t *testing.T) {
+	tests := []struct {
+		name       string
+		addr       string
+		o          listenOptions
+		want       bool
+		only       string
+		everywhere bool
+	}{
+		{name: "127.0.0.1", addr: "127.0.0.1:9090", want: true},
+		{name: "0.0.0.0", addr: "0.0.0.0:9090", want: true, everywhere: true},
+		{name: "dual-stack ::", addr: "[::]:9090", want: true, everywhere: true},
+		{name: "IPv6-only ::", addr: "[::]:9090", o: listenOptions{v6only: true}, only: "[::]"},
+		{name: "::1", addr: "[::1]:9090", only: "[::1]"},
+		{name: "IPv4-mapped 127.0.0.1", addr: "[::ffff:127.0.0.1]:9090", want: true},
+		{name: "IPv4-mapped 0.0.0.0", addr: "[::ffff:0.0.0.0]:9090", want: true, everywhere: true},
+		{name: "another loopback address", addr: "127.0.0.2:9090", only: "[127.0.0.2]"},
+		{name: "the pod's IPv4 address", addr: podAddress + ":9090", only: "[10.77.0.2]"},
+		{name: "the pod's IPv6 address", addr: "[fd00:77::2]:9090", only: "[fd00:77::2]"},
+		{name: "0.0.0.0 on eth0", addr: "0.0.0.0:9090", o: listenOptions{device: "eth0"}, only: "[0.0.0.0]"},
+		{name: "0.0.0.0 on lo", addr: "0.0.0.0:9090", o: listenOptions{device: "lo"}, want: true},
+		{name: ":: on eth0", addr: "[::]:9090", o: listenOptions{device: "eth0"}, only: "[::]"},
+	}
+	pod := newPod(t)
+	table := openTable(t, pod.Path)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			l := listenAt(t, pod, tt.addr, tt.o)
+			s := read(t, table)
+			if got := s.Listens(9090); got != tt.want {
+				t.Errorf("Listens %v, want %v", got, tt.want)
+			}
+			if got := reaches(t, pod, 9090); got != tt.want {
+				t.Errorf("a connection to 127.0.0.1:9090 succeeds: %v; the test's expectation is wrong", got)
+			}
+			only := ""
+			if a := s.OnlyOn(9090); a != nil {
+				only = fmt.Sprint(a)
+			}
+			if only != tt.only {
+				t.Errorf("OnlyOn %q, want %q", only, tt.only)
+			}
+			if got := s.Everywhere(9090); got != tt.everywhere {
+				t.Errorf("Everywhere %v, want %v", got, tt.everywhere)
+			}
+			if s.Listens(9091) || s.Listens(9089) || s.OnlyOn(9091) != nil {
+				t.Error("another port listens")
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if s := read(t, table); s.Len() != 0 || s.Listens(9090) || s.OnlyOn(9090) != nil {
+				t.Error("still there after the listener was closed")
+			}
+		})
+	}
+}
+
+// Several listeners of one port are taken together: one that is reached is enough,
+// and the others are reported only without it.
+func TestListensSeveral(t *testing.T) {
+	pod := newPod(t)
+	table := openTable(t, pod.Path)
+	listenAt(t, pod, "[::1]:9090", listenOptions{})
+	listenAt(t, pod, podAddress+":9090", listenOptions{})
+	s := read(t, table)
+	want := []netip.Addr{netip.MustParseAddr(podAddress), netip.MustParseAddr("::1")}
+	if diff := cmp.Diff(want, s.OnlyOn(9090), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); s.Listens(9090) || diff != "" {
+		t.Errorf("Listens %v, OnlyOn %s", s.Listens(9090), diff)
+	}
+	listenAt(t, pod, "127.0.0.1:9090", listenOptions{})
+	if s := read(t, table); !s.Listens(9090) || s.OnlyOn(9090) != nil {
+		t.Errorf("Listens %v, OnlyOn %v", s.Listens(9090), s.OnlyOn(9090))
+	}
+}
+
+// The mesh's own listeners are found by their exact addresses (contract 4.2), and
+// a server with one socket per worker counts once.
+func TestBound(t *testing.T) {
+	pod := newPod(t)
+	table := openTable(t, pod.Path)
+	for range 4 {
+		listenAt(t, pod, "[::]:15008", listenOptions{reuse: true})
+		listenAt(t, pod, "127.0.0.1:15001", listenOptions{reuse: true})
+		listenAt(t, pod, "[::1]:15001", listenOptions{reuse: true})
+	}
+	listenAt(t, pod, "0.0.0.0:15002", listenOptions{})
+	listenAt(t, pod, "127.0.0.1:15003", listenOptions{device: "lo"})
+	s := read(t, table)
+	for addr, want := range map[string]bool{
+		"[::]:15008":               true,
+		"0.0.0.0:15008":            false,
+		"127.0.0.1:15001":          true,
+		"[::ffff:127.0.0.1]:15001": true,
+		"[::1]:15001":              true,
+		"127.0.0.1:15002":          false, // an app's wildcard is not the mesh's listener
+		"0.0.0.0:15002":            true,
+		"127.0.0.1:15003":          false, // bound to an interface
+		"127.0.0.1:15004":          false,
+	} {
+		if got := s.Bound(netip.MustParseAddrPort(addr)); got != want {
+			t.Errorf("Bound(%s) = %v, want %v", addr, got, want)
+		}
+	}
+	if got := s.Len(); got != 5 {
+		t.Errorf("%d different listeners, want 5", got)
+	}
+	if !s.Everywhere(15008) || s.Everywhere(15001) {
+		t.Error("15008 must listen everywhere and 15001 not")
+	}
+}
+
+// Sockets in other states are no listeners: bound but not listening, connected,
+// half-closed, in TIME_WAIT.
+func TestOtherStates(t *testing.T) {
+	pod := newPod(t)
+	table := openTable(t, pod.Path)
+	var fd int
+	pod.Do(t, func() {
+		var err error
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			t.Errorf("socket: %v", err)
+			return
+		}
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: 9001, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			t.Errorf("bind: %v", err)
+		}
+	})
+	t.Cleanup(func() { _ = unix.Close(fd) })
+
+	l := listenAt(t, pod, "127.0.0.1:9002", listenOptions{})
+	client, server := connect(t, pod, l)
+	defer func() { _ = client.Close() }()
+	defer func() { _ = server.Close() }()
+	closing, rest := connect(t, pod, l)
+	if err := errors.Join(closing.Close(), rest.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s := read(t, table); s.Len() != 0 {
+		t.Errorf("%d listeners, want none", s.Len())
+	}
+	if err := unix.Listen(fd, 1); err != nil {
+		t.Fatal(err)
+	}
+	if s := read(t, table); !s.Listens(9001) || s.Len() != 1 {
+		t.Error("not there after listen")
+	}
+}
+
+// connect returns both ends of a connection to l.
+func connect(tb testing.TB, n *dnstest.Namespace, l net.Listener) (client, server net.Conn) {
+	tb.Helper()
+	n.Do(tb, func() {
+		var err error
+		if client, err = (&net.Dialer{}).DialContext(context.Background(), "tcp", l.Addr().String()); err != nil {
+			tb.Errorf("dial: %v", err)
+		}
+	})
+	if client == nil {
+		tb.FailNow()
+	}
+	server, err := l.Accept()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return client, server
+}
+
+// Another namespace's listeners are never seen.
+func TestOtherNamespace(t *testing.T) {
+	pod, other := newPod(t), newPod(t)
+	table := openTable(t, pod.Path)
+	listenAt(t, other, "0.0.0.0:9090", listenOptions{})
+	if s := read(t, table); s.Len() != 0 {
+		t.Error("a listener of another namespace is seen")
+	}
+	listenAt(t, pod, "0.0.0.0:9091", listenOptions{})
+	if s := read(t, table); s.Len() != 1 || !s.Listens(9091) {
+		t.Error("the own listener is not seen")
+	}
+}
+
+// A namespace without IPv6 is read like any other (dataplane decision 2).
+func TestWithoutIPv6(t *testing.T) {
+	pod := dnstest.NewNamespace(t)
+	pod.Do(t, func() {
+		// /proc/sys shows the namespace of the thread that opens it.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0); err != nil {
+			t.Errorf("disable IPv6: %v", err)
+		}
+	})
+	table := openTable(t, pod.Path)
+	listenAt(t, pod, "127.0.0.1:9090", listenOptions{})
+	listenAt(t, pod, "[::]:9091", listenOptions{})
+	s := read(t, table)
+	if !s.Listens(9090) || !s.Listens(9091) || s.Len() != 2 {
+		t.Errorf("Listens %v, %v", s.Listens(9090), s.Listens(9091))
+	}
+	for _, port := range []uint16{9090, 9091} {
+		if !reaches(t, pod, port) {
+			t.Errorf("no connection to %d; the test's expectation is wrong", port)
+		}
+	}
+}
+
+// A table with many more listeners than fit in one datagram is read whole.
+func TestManyListeners(t *testing.T) {
+	pod := newPod(t)
+	table := openTable(t, pod.Path)
+	const n = 500
+	for i := range n {
+		listenAt(t, pod, fmt.Sprintf("127.0.0.1:%d", 20000+i), listenOptions{})
+		listenAt(t, pod, fmt.Sprintf("[::1]:%d", 20000+i), listenOptions{})
+	}
+	s := read(t, table)
+	if s.Len() != 2*n {
+		t.Errorf("%d listeners, want %d", s.Len(), 2*n)
+	}
+	for i := range n {
+		if !s.Listens(uint16(20000 + i)) {
+			t.Fatalf("port %d is missing", 20000+i)
+		}
+	}
+}
+
+// A table goes on after its namespace's path is gone, and shows that the last
+// socket closed: the registrar sees a pod die whose DEL has not come.
+func TestPathRemoved(t *testing.T) {
+	pod := newPod(t)
+	table := openTable(t, pod.Path)
+	l := listenAt(t, pod, "127.0.0.1:9090", listenOptions{})
+	pod.Unmount(t)
+	if s := read(t, table); !s.Listens(9090) {
+		t.Error("not readable after the path is gone")
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s := read(t, table); s.Len() != 0 {
+		t.Error("a closed listener is still there")
+	}
+}
+
+// An open table keeps its namespace alive, a closed one does not: the veth peer
+// outside goes with the namespace, and with nothing else.
+func TestCloseFreesNamespace(t *testing.T) {
+	pod, outside := dnstest.NewNamespace(t), dnstest.NewNamespace(t)
+	dnstest.Connect(t, "eth0", pod, outside, nil, nil)
+	table := openTable(t, pod.Path)
+	gone := make(chan struct{})
+	updates, stop := make(chan netlink.LinkUpdate, 16), make(chan struct{})
+	defer close(stop)
+	outside.Do(t, func() {
+		if err := netlink.LinkSubscribe(updates, stop); err != nil {
+			t.Errorf("subscribe to links: %v", err)
+		}
+	})
+	go func() {
+		defer close(gone)
+		for u := range updates {
+			if u.Header.Type == unix.RTM_DELLINK && u.Attrs().Name == "eth0" {
+				return
+			}
+		}
+	}()
+	pod.Unmount(t)
+	read(t, table)
+	if !outside.HasLink(t, "eth0") {
+		t.Fatal("the namespace went although its table is open; the package's documentation is wrong")
+	}
+	if err := table.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-gone:
+	case <-time.After(30 * time.Second): //nolint:forbidigo // the bound of a test that failed
+		t.Error("the namespace is still there after Close")
+	}
+}
+
+// A closed table says so, and closing it again does no harm.
+func TestClosed(t *testing.T) {
+	table := openTable(t, newPod(t).Path)
+	if err := table.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Read(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Read: %v", err)
+	}
+	if err := table.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// Closing while others read races with nothing and never reads a foreign fd.
+func TestCloseWhileReading(t *testing.T) {
+	table := openTable(t, newPod(t).Path)
+	var wg sync.WaitGroup
+	started := make(chan struct{}, 4)
+	for range 4 {
+		wg.Go(func() {
+			for first := true; ; first = false {
+				_, err := table.Read()
+				if first {
+					started <- struct{}{}
+				}
+				if errors.Is(err, os.ErrClosed) {
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 4 {
+		<-started
+	}
+	if err := table.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+}
+
+// A thousand tables leave no file descriptor and no thread in another namespace.
+func TestOpenLeavesNothing(t *testing.T) {
+	pod := newPod(t)
+	openTable(t, pod.Path) // whatever the runtime opens once is open now
+	fds, strayed := openFiles(t), strayedThreads(t)
+	for range 1000 {
+		table, err := listen.Open(pod.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := table.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := openFiles(t); got != fds {
+		t.Errorf("%d open files, %d before", got, fds)
+	}
+	for thread, where := range strayedThreads(t) {
+		if strayed[thread] != where {
+			t.Errorf("%s is %s", thread, where)
+		}
+	}
+}
+
+// strayedThreads returns the threads that are in another network namespace than
+// the calling one, with the namespace. The tests' own helpers may leave some.
+func strayedThreads(tb testing.TB) map[string]string {
+	tb.Helper()
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, task := range tasks {
+		if got, err := os.Readlink(task); err == nil && got != own {
+			out[task] = got
+		}
+	}
+	return out
+}
+
+func openFiles(tb testing.TB) int {
+	tb.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return len(list)
+}
+
+// A path that is no network namespace is refused by name, and leaves nothing open.
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fds := openFiles(t)
+	for name, path := range map[string]string{
+		"missing":          filepath.Join(dir, "missing"),
+		"a pin unmounted":  file,
+		"a folder":         dir,
+		"another kind":     "/proc/self/ns/uts",
+		"empty":            "",
+		"a file of procfs": "/proc/self/status",
+	} {
+		t.Run(name, func(t *testing.T) {
+			table, err := listen.Open(path)
+			if err == nil {
+				_ = table.Close()
+				t.Fatal("opened")
+			}
+			if !strings.Contains(err.Error(), "network namespace "+path) {
+				t.Errorf("error %q does not name the path", err)
+			}
+		})
+	}
+	if got := openFiles(t); got != fds {
+		t.Errorf("%d open files, %d before", got, fds)
+	}
+}
