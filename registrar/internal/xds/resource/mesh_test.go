@@ -31,12 +31,13 @@ var vipRanges = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.Mus
 // mesh is one node with a real Envoy that gets what this package builds.
 type mesh struct {
 	testing.TB
-	lab    *wiretest.Lab
-	ca     *wiretest.CA
-	xds    *wiretest.XDS
-	envoy  *wiretest.Envoy
-	vhosts map[string][]*routev3.VirtualHost // by service
-	atCap  bool
+	lab     *wiretest.Lab
+	ca      *wiretest.CA
+	xds     *wiretest.XDS
+	envoy   *wiretest.Envoy
+	vhosts  map[string][]*routev3.VirtualHost // by service
+	refused map[string][]string               // likewise
+	atCap   bool
 }
 
 // meshPod is an attached pod.
@@ -47,7 +48,7 @@ type meshPod struct {
 
 func newMesh(t testing.TB, args ...string) *mesh {
 	t.Helper()
-	m := &mesh{TB: t, lab: wiretest.NewLab(t), ca: wiretest.NewCA(t), xds: wiretest.NewXDS(t), vhosts: make(map[string][]*routev3.VirtualHost)}
+	m := &mesh{TB: t, lab: wiretest.NewLab(t), ca: wiretest.NewCA(t), xds: wiretest.NewXDS(t), vhosts: make(map[string][]*routev3.VirtualHost), refused: make(map[string][]string)}
 	params := resource.BootstrapParams{
 		NodeID: "node-1", Cluster: domain, XDSSocket: m.xds.Socket, AdminSocket: t.TempDir() + "/admin.sock",
 	}
@@ -166,6 +167,7 @@ func (m *mesh) setService(s service) {
 		s.identities = []string{"spiffe://" + trustDomain + "/ns/default/sa/" + s.name}
 	}
 	var hosts []*routev3.VirtualHost
+	refused := []string{flat + ":*", spaced + ":*"}
 	for i, pt := range ports(m, s.ports) {
 		suffix := ":" + portText(pt.Number)
 		cluster, domains := flat+suffix, []string{flat + suffix, spaced + suffix}
@@ -180,12 +182,10 @@ func (m *mesh) setService(s service) {
 		key := model.ServiceKey{Namespace: "default", Name: s.name}
 		m.setCluster(s, pt, netip.AddrPortFrom(s.vip, pt.Number).String(), resource.TCPServerName(pt.Number, key))
 		if i == 0 {
-			hosts = append(hosts, resource.NewVirtualHost(resource.VirtualHost{Name: "tcp " + flat, Domains: []string{flat, spaced}}))
+			refused = append(refused, flat, spaced)
 		}
 	}
-	m.vhosts[s.name] = append(hosts, resource.NewVirtualHost(resource.VirtualHost{
-		Name: flat + ":*", Domains: []string{flat + ":*", spaced + ":*"},
-	}))
+	m.vhosts[s.name], m.refused[s.name] = hosts, refused
 	m.setRoutes()
 }
 
@@ -201,11 +201,12 @@ func (m *mesh) setCluster(s service, pt port.Port, name, sni string) {
 }
 
 func (m *mesh) setRoutes() {
-	var hosts []*routev3.VirtualHost
-	for _, v := range m.vhosts {
-		hosts = append(hosts, v...)
+	t := resource.RouteTable{Domain: domain, AtCap: m.atCap}
+	for name, v := range m.vhosts {
+		t.VirtualHosts = append(t.VirtualHosts, v...)
+		t.Refused = append(t.Refused, m.refused[name]...)
 	}
-	m.xds.Set(resource.Routes(resource.RouteTable{VirtualHosts: hosts, Domain: domain, AtCap: m.atCap}))
+	m.xds.Set(resource.Routes(t))
 }
 
 // setEndpoints publishes who serves a cluster.

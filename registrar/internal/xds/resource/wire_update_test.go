@@ -208,6 +208,7 @@ func TestWireTombstone(t *testing.T) {
 			t.Errorf("as a service: got %d from %q", got.status, got.seen.Server)
 		}
 		delete(m.vhosts, "late")
+		delete(m.refused, "late")
 		m.setRoutes()
 		m.xds.SetOnDemand(resource.Tombstone("late.aether.internal"))
 		m.xds.Sync()
