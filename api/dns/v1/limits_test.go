@@ -117,7 +117,7 @@ func TestTableValidate(t *testing.T) {
 		{name: "valid", change: func(*dnsv1.Table) {}},
 		{name: "no settings", change: func(m *dnsv1.Table) { m.Settings = nil }, want: "settings.mesh_domain: mesh domain is empty"},
 		{name: "name", change: func(m *dnsv1.Table) { m.Names[1].Name = "x" }, want: "names[1].name"},
-		{name: "name twice", change: func(m *dnsv1.Table) { m.Names[1].Name = m.Names[0].GetName() }, want: `names[1]: "payments.aether.internal" occurs twice`},
+		{name: "name twice", change: func(m *dnsv1.Table) { m.GetNames()[1].Name = m.GetNames()[0].GetName() }, want: `names[1]: "payments.aether.internal" occurs twice`},
 		{name: "too many names", change: func(m *dnsv1.Table) { m.Names = make([]*dnsv1.Name, dnsv1.MaxNames+1) }, want: "names: 262145 entries, at most 262144 are allowed"},
 		{name: "pod", change: func(m *dnsv1.Table) { m.Pods[0].Netns = "" }, want: "pods[0].netns"},
 		{name: "pod twice", change: func(m *dnsv1.Table) { m.Pods = append(m.Pods, m.GetPods()[0]) }, want: `pods[1]: "c1-eth0" occurs twice`},

@@ -87,16 +87,22 @@ func (n *Namespace) Do(tb testing.TB, fn func()) {
 	}
 }
 
-// Connect joins two namespaces by a pair of interfaces with the same name and
-// these addresses (CIDRs; IPv6 without duplicate address detection).
-func Connect(tb testing.TB, name string, a, b *Namespace, addrsA, addrsB []string) {
+// End is one end of a pair of interfaces: its namespace, and its addresses as
+// CIDRs (IPv6 without duplicate address detection).
+type End struct {
+	In    *Namespace
+	Addrs []string
+}
+
+// Connect joins two namespaces by a pair of interfaces with the same name.
+func Connect(tb testing.TB, name string, a, b End) {
 	tb.Helper()
-	target, err := os.Open(b.Path)
+	target, err := os.Open(b.In.Path)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer target.Close()
-	a.Do(tb, func() {
+	a.In.Do(tb, func() {
 		veth := &netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{Name: name},
 			PeerName:  name, PeerNamespace: netlink.NsFd(target.Fd()),
@@ -105,8 +111,8 @@ func Connect(tb testing.TB, name string, a, b *Namespace, addrsA, addrsB []strin
 			tb.Errorf("add a pair of interfaces: %v", err)
 		}
 	})
-	a.link(tb, name, addrsA)
-	b.link(tb, name, addrsB)
+	a.In.link(tb, name, a.Addrs)
+	b.In.link(tb, name, b.Addrs)
 }
 
 func (n *Namespace) link(tb testing.TB, name string, addrs []string) {

@@ -49,7 +49,8 @@ func (ns *namespace) check() error {
 		return err
 	}
 	ns.id = identity{dev: st.Dev, ino: st.Ino}
-	if own, err := identityAt("/proc/self/ns/net"); err == nil && own == ns.id {
+	// Of this thread: /proc/self is the first thread's, which may be in a pod just now.
+	if own, err := identityAt("/proc/thread-self/ns/net"); err == nil && own == ns.id {
 		return errors.New("it is the node's own")
 	}
 	return nil

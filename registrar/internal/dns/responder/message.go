@@ -11,7 +11,6 @@ import (
 // parsed is a query that is well-formed as a whole.
 type parsed struct {
 	msg   dns.Msg
-	raw   []byte
 	name  table.QueryName
 	opt   *dns.OPT
 	limit int
@@ -23,7 +22,7 @@ func parse(raw []byte, tcp bool) (*parsed, bool) {
 	if binary.BigEndian.Uint16(raw[4:]) != 1 {
 		return nil, false
 	}
-	p := &parsed{raw: raw, limit: minUDP}
+	p := &parsed{limit: minUDP}
 	// The question is read here too: dns.Msg has it only as text, in which bytes
 	// are escaped.
 	end, ok := p.name.Parse(raw, headerSize)
@@ -77,25 +76,21 @@ func (p *parsed) reply(m *dns.Msg, outcome Outcome) Decision {
 	return Decision{Outcome: outcome, Reply: out, Limit: p.limit}
 }
 
-// ServerFailure is the answer to a well-formed query that could not be forwarded.
-// The reason goes along for people, as an extended error (RFC 8914), when the
-// client speaks EDNS. Nil when raw is no such query.
-func ServerFailure(raw []byte, tcp bool, code uint16, reason string) []byte {
-	p, ok := parse(raw, tcp)
-	if !ok {
-		return nil
-	}
-	m := p.rcode(dns.RcodeServerFailure)
-	if p.opt != nil {
-		m.SetEdns0(ownUDP, p.opt.Do())
+// ServerFailure is the answer to a query whose Outcome is Forwarded when it could
+// not be: for people with a reason, as an extended error (RFC 8914), when the
+// client speaks EDNS and there is room.
+func (d Decision) ServerFailure(code uint16, reason string) []byte {
+	m := d.query.rcode(dns.RcodeServerFailure)
+	if d.query.opt != nil && reason != "" {
+		m.SetEdns0(ownUDP, d.query.opt.Do())
 		opt := m.IsEdns0()
 		opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: code, ExtraText: reason})
-		if out, err := m.Pack(); err == nil && len(out) <= p.limit {
+		if out, err := m.Pack(); err == nil && len(out) <= d.query.limit {
 			return out
 		}
 		m.Extra = nil
 	}
-	return p.reply(m, Forwarded).Reply
+	return d.query.reply(m, Forwarded).Reply
 }
 
 // Fit returns answer as it may be sent to a client that takes limit bytes. An

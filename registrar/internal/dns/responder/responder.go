@@ -75,6 +75,8 @@ type Decision struct {
 	Reply []byte
 	// Limit is the largest answer that the client takes, in bytes.
 	Limit int
+
+	query *parsed
 }
 
 // Responder answers from a zone. It has no state of its own.
@@ -110,7 +112,7 @@ func (r *Responder) Respond(q Query) Decision {
 	}
 	vip, kind := r.zone.Lookup(p.name.Bytes())
 	if kind == table.Foreign {
-		return Decision{Outcome: Forwarded, Limit: p.limit}
+		return Decision{Outcome: Forwarded, Limit: p.limit, query: p}
 	}
 	// RFC 8482: nobody needs ANY, and nothing in the mesh has another class.
 	if qtype == dns.TypeANY || p.msg.Question[0].Qclass != dns.ClassINET {

@@ -310,47 +310,41 @@ func TestRespondMalformed(t *testing.T) {
 // A failed look-up says why to people who ask with EDNS (RFC 8914), and fits
 // what the client takes also when the reason is long.
 func TestServerFailure(t *testing.T) {
-	m := new(dns.Msg)
-	m.SetQuestion("example.com.", dns.TypeA)
-	plain, err := m.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.SetEdns0(512, false)
-	edns, err := m.Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
+	edns := func(m *dns.Msg, _ *responder.Query) { m.SetEdns0(512, false) }
 	for _, tc := range []struct {
 		name   string
-		raw    []byte
+		change func(*dns.Msg, *responder.Query)
 		reason string
 		want   string
+		opt    bool
 	}{
-		{name: "plain", raw: plain, reason: "why"},
-		{name: "EDNS", raw: edns, reason: "why", want: "why"},
-		{name: "long reason", raw: edns, reason: strings.Repeat("x", 600)},
+		{name: "plain", reason: "why"},
+		{name: "EDNS", change: edns, reason: "why", want: "why", opt: true},
+		{name: "no reason", change: edns, opt: true},
+		{name: "long reason", change: edns, reason: strings.Repeat("x", 600), opt: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			out := responder.ServerFailure(tc.raw, false, dns.ExtendedErrorCodeNoReachableAuthority, tc.reason)
+			d, _ := ask(t, "eXample.com.", dns.TypeA, tc.change)
+			out := d.ServerFailure(dns.ExtendedErrorCodeNoReachableAuthority, tc.reason)
 			r := new(dns.Msg)
 			if err := r.Unpack(out); err != nil || len(out) > 512 {
 				t.Fatalf("%d bytes, %v", len(out), err)
 			}
-			if r.Id != m.Id || r.Rcode != dns.RcodeServerFailure || r.Question[0].Name != "example.com." {
+			if !r.Response || r.Rcode != dns.RcodeServerFailure || r.Question[0].Name != "eXample.com." {
 				t.Errorf("reply %v", r)
 			}
+			opt := r.IsEdns0()
+			if (opt != nil) != tc.opt {
+				t.Fatalf("EDNS %v, want %t", opt, tc.opt)
+			}
 			got := ""
-			if opt := r.IsEdns0(); opt != nil && len(opt.Option) == 1 {
+			if opt != nil && len(opt.Option) == 1 {
 				got = opt.Option[0].(*dns.EDNS0_EDE).ExtraText
 			}
 			if got != tc.want {
 				t.Errorf("reason %q, want %q", got, tc.want)
 			}
 		})
-	}
-	if out := responder.ServerFailure([]byte("no query"), false, 0, ""); out != nil {
-		t.Errorf("reply to what is no query: %x", out)
 	}
 }
 
@@ -431,8 +425,8 @@ func FuzzRespond(f *testing.F) {
 			checkReply(t, raw, d)
 		}
 		if d.Outcome == responder.Forwarded {
-			out := responder.ServerFailure(raw, tcp, 0, "fuzz")
-			checkReply(t, raw, responder.Decision{Reply: out, Limit: d.Limit})
+			d.Reply = d.ServerFailure(0, "fuzz")
+			checkReply(t, raw, d)
 		}
 	})
 }

@@ -15,20 +15,20 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
-func someTable(t testing.TB) *dnsv1.Table {
-	t.Helper()
-	tb := table.New()
+func someTable(tb testing.TB) *dnsv1.Table {
+	tb.Helper()
+	last := table.New()
 	p := pod(1)
 	p.IPv6, p.Upstreams = true, settings().Upstreams
-	_, err := tb.Apply(table.Change{
+	_, err := last.Apply(table.Change{
 		Full: true, Settings: settings(),
 		SetNames: map[string]table.VIP{"a.aether.internal": vip(1), "b.aether.internal": {V6: vip(2).V6}},
 		SetPods:  map[model.AttachmentKey]table.Pod{key(1): p, key(2): pod(2)},
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	return tb.Message()
+	return last.Message()
 }
 
 // The last table survives the process: what was saved is loaded, and as a change

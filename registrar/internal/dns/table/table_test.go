@@ -2,6 +2,7 @@ package table_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -163,9 +164,7 @@ func TestApplyAgainstModel(t *testing.T) {
 			for n := range c.RemoveNames {
 				delete(names, n)
 			}
-			for n, v := range c.SetNames {
-				names[n] = v
-			}
+			maps.Copy(names, c.SetNames)
 			before := len(pods)
 			gone := 0
 			for k := range c.RemovePods {
@@ -176,9 +175,7 @@ func TestApplyAgainstModel(t *testing.T) {
 				}
 				delete(pods, k)
 			}
-			for k, p := range c.SetPods {
-				pods[k] = p
-			}
+			maps.Copy(pods, c.SetPods)
 			removed := apply(t, tb, c)
 			if !c.Full && len(removed) != gone {
 				t.Fatalf("%d pods reported as removed, want %d of %d", len(removed), gone, before)
