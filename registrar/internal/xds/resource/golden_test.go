@@ -37,21 +37,21 @@ type shape struct {
 }
 
 // shapes are all kinds of resources that the package builds.
-func shapes(t testing.TB) []shape {
-	t.Helper()
-	v4only := podSpec(t, "c1-eth0", "payments", "payments", "8080")
+func shapes(tb testing.TB) []shape {
+	tb.Helper()
+	v4only := podSpec(tb, "c1-eth0", "payments", "payments", "8080")
 	v4only.IPv6 = false
-	spaced := podSpec(t, "c1-eth0", "payments", "payments", "8080")
+	spaced := podSpec(tb, "c1-eth0", "payments", "payments", "8080")
 	spaced.Service.Namespace, spaced.Identity.Namespace, spaced.OwnNames = "shop", "shop", []string{"payments.shop." + domain}
 	out := []shape{
-		{"pod-single", podResources(t, podSpec(t, "c1-eth0", "payments", "payments", "8080"))},
-		{"pod-single-h2", podResources(t, podSpec(t, "c1-eth0", "payments", "payments", "9090=h2"))},
-		{"pod-single-ipv4", podResources(t, v4only)},
-		{"pod-single-namespaced", podResources(t, spaced)},
-		{"pod-multi", podResources(t, podSpec(t, "c1-eth0", "payments", "payments", "8080 9090=h2"))},
-		{"pod-tcp", podResources(t, podSpec(t, "c1-eth0", "db", "db", "5432=tcp"))},
-		{"pod-mixed", podResources(t, podSpec(t, "c1-eth0", "payments", "payments", "8080 9090=h2 5432=tcp"))},
-		{"pod-client", podResources(t, podSpec(t, "c1-eth0", "client", "client", ""))},
+		{"pod-single", podResources(tb, podSpec(tb, "c1-eth0", "payments", "payments", "8080"))},
+		{"pod-single-h2", podResources(tb, podSpec(tb, "c1-eth0", "payments", "payments", "9090=h2"))},
+		{"pod-single-ipv4", podResources(tb, v4only)},
+		{"pod-single-namespaced", podResources(tb, spaced)},
+		{"pod-multi", podResources(tb, podSpec(tb, "c1-eth0", "payments", "payments", "8080 9090=h2"))},
+		{"pod-tcp", podResources(tb, podSpec(tb, "c1-eth0", "db", "db", "5432=tcp"))},
+		{"pod-mixed", podResources(tb, podSpec(tb, "c1-eth0", "payments", "payments", "8080 9090=h2 5432=tcp"))},
+		{"pod-client", podResources(tb, podSpec(tb, "c1-eth0", "client", "client", ""))},
 		{"secrets", nil},
 		{"clusters", nil},
 		{"endpoints", nil},
@@ -61,14 +61,14 @@ func shapes(t testing.TB) []shape {
 	for i := range out {
 		switch out[i].name {
 		case "secrets":
-			id := podSpec(t, "c1-eth0", "payments", "payments", "8080").Identity
+			id := podSpec(tb, "c1-eth0", "payments", "payments", "8080").Identity
 			pair := resource.SVID(id, []byte("chain"), []byte("key"))
 			out[i].resources = []proto.Message{pair[0], pair[1], resource.Bundle(trustDomain, []byte("roots"))}
 		case "clusters":
 			for _, c := range serviceClusters() {
 				built, err := resource.Cluster(c)
 				if err != nil {
-					t.Fatal(err)
+					tb.Fatal(err)
 				}
 				out[i].resources = append(out[i].resources, built)
 			}
@@ -162,28 +162,28 @@ func lineAt(lines []string, i int) string {
 }
 
 // canonicalJSON is protojson with its random blanks taken out.
-func canonicalJSON(t testing.TB, m proto.Message) []byte {
-	t.Helper()
+func canonicalJSON(tb testing.TB, m proto.Message) []byte {
+	tb.Helper()
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var out bytes.Buffer
 	if err := json.Indent(&out, raw, "", " "); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	out.WriteByte('\n')
 	return out.Bytes()
 }
 
 // marshal returns the bytes that Envoy would get.
-func marshal(t testing.TB, messages ...proto.Message) string {
-	t.Helper()
+func marshal(tb testing.TB, messages ...proto.Message) string {
+	tb.Helper()
 	var out []byte
 	for _, m := range messages {
 		data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		out = append(out, data...)
 	}
@@ -211,12 +211,12 @@ func TestValidate(t *testing.T) {
 }
 
 // eachMessage visits m and every message in it, also those packed into an Any.
-func eachMessage(t testing.TB, m proto.Message, visit func(proto.Message)) {
-	t.Helper()
+func eachMessage(tb testing.TB, m proto.Message, visit func(proto.Message)) {
+	tb.Helper()
 	if packed, ok := m.(*anypb.Any); ok {
 		inner, err := packed.UnmarshalNew()
 		if err != nil {
-			t.Fatalf("unpack %s: %v", packed.GetTypeUrl(), err)
+			tb.Fatalf("unpack %s: %v", packed.GetTypeUrl(), err)
 		}
 		m = inner
 	}
@@ -225,15 +225,15 @@ func eachMessage(t testing.TB, m proto.Message, visit func(proto.Message)) {
 		switch {
 		case field.IsMap() && field.MapValue().Message() != nil:
 			value.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
-				eachMessage(t, v.Message().Interface(), visit)
+				eachMessage(tb, v.Message().Interface(), visit)
 				return true
 			})
 		case field.IsList() && field.Message() != nil:
 			for i := range value.List().Len() {
-				eachMessage(t, value.List().Get(i).Message().Interface(), visit)
+				eachMessage(tb, value.List().Get(i).Message().Interface(), visit)
 			}
 		case !field.IsMap() && !field.IsList() && field.Message() != nil:
-			eachMessage(t, value.Message().Interface(), visit)
+			eachMessage(tb, value.Message().Interface(), visit)
 		}
 		return true
 	})
@@ -254,17 +254,17 @@ func TestEnvoyAccepts(t *testing.T) {
 }
 
 // static is the bootstrap with the shape's resources in it.
-func static(t testing.TB, s shape, chain, key []byte) []byte {
-	t.Helper()
+func static(tb testing.TB, s shape, chain, key []byte) []byte {
+	tb.Helper()
 	config := new(bootstrapv3.Bootstrap)
 	raw, err := resource.Bootstrap(bootstrapParams())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := protojson.Unmarshal(raw, config); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	to := config.StaticResources
+	to := config.GetStaticResources()
 	for _, r := range s.resources {
 		switch r := proto.Clone(r).(type) {
 		case *listenerv3.Listener:
@@ -272,42 +272,42 @@ func static(t testing.TB, s shape, chain, key []byte) []byte {
 		case *clusterv3.Cluster:
 			to.Clusters = append(to.Clusters, r)
 		case *tlsv3.Secret:
-			if c := r.GetTlsCertificate(); c != nil {
-				c.CertificateChain.GetInlineBytes()
+			// The golden's bytes are no certificates.
+			if r.GetTlsCertificate() != nil {
 				pair := resource.SVID(model.Identity{TrustDomain: trustDomain, Namespace: "default", Account: "payments"}, chain, key)
-				r.Type = pair[0].Type
+				r.Type = pair[0].GetType()
 			}
-			if v := r.GetValidationContext(); v != nil {
-				r.Type = resource.Bundle(trustDomain, chain).Type
+			if r.GetValidationContext() != nil {
+				r.Type = resource.Bundle(trustDomain, chain).GetType()
 			}
 			to.Secrets = append(to.Secrets, r)
 		case *routev3.RouteConfiguration:
-			to.Listeners = append(to.Listeners, routeListener(t, r))
+			to.Listeners = append(to.Listeners, routeListener(tb, r))
 		}
 	}
 	out, err := protojson.Marshal(config)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return out
 }
 
 // routeListener is a pod's outbound listener with the route table written into it.
-func routeListener(t testing.TB, routes *routev3.RouteConfiguration) *listenerv3.Listener {
-	t.Helper()
-	l, err := resource.OutboundHTTP(podSpec(t, "c1-eth0", "client", "client", ""))
+func routeListener(tb testing.TB, routes *routev3.RouteConfiguration) *listenerv3.Listener {
+	tb.Helper()
+	l, err := resource.OutboundHTTP(podSpec(tb, "c1-eth0", "client", "client", ""))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	filter := l.GetFilterChains()[0].GetFilters()[1]
 	hcm := new(hcmv3.HttpConnectionManager)
 	if err := filter.GetTypedConfig().UnmarshalTo(hcm); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: routes}
 	packed, err := anypb.New(hcm)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: packed}
 	return l
@@ -342,7 +342,8 @@ func loadAssignments() []loadAssignment {
 		{"no locality", resource.LoadAssignment{Name: name, Endpoints: []resource.Endpoint{heavy, at("10.0.0.10", none), at("fd00::1", none), drain}}, "0: 10.0.0.3 draining, 10.0.0.9*7, 10.0.0.10, [fd00::1]"},
 		{"all near", resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.2", self), at("10.0.0.1", self)}}, "0 r1/a: 10.0.0.1, 10.0.0.2"},
 		{
-			"three distances", resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.1", away), at("10.0.0.2", near), at("10.0.0.3", self), at("10.0.0.4", none)}},
+			"three distances",
+			resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.1", away), at("10.0.0.2", near), at("10.0.0.3", self), at("10.0.0.4", none)}},
 			"0 r1/a: 10.0.0.3; 1 r1/b: 10.0.0.2; 2: 10.0.0.4; 2 r2/a: 10.0.0.1",
 		},
 		{"no gap", resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.1", away), at("10.0.0.3", self)}}, "0 r1/a: 10.0.0.3; 1 r2/a: 10.0.0.1"},

@@ -46,15 +46,15 @@ type meshPod struct {
 	spec resource.Pod
 }
 
-func newMesh(t testing.TB, args ...string) *mesh {
-	t.Helper()
-	m := &mesh{TB: t, lab: wiretest.NewLab(t), ca: wiretest.NewCA(t), xds: wiretest.NewXDS(t), vhosts: make(map[string][]*routev3.VirtualHost), refused: make(map[string][]string)}
+func newMesh(tb testing.TB, args ...string) *mesh {
+	tb.Helper()
+	m := &mesh{TB: tb, lab: wiretest.NewLab(tb), ca: wiretest.NewCA(tb), xds: wiretest.NewXDS(tb), vhosts: make(map[string][]*routev3.VirtualHost), refused: make(map[string][]string)}
 	params := resource.BootstrapParams{
-		NodeID: "node-1", Cluster: domain, XDSSocket: m.xds.Socket, AdminSocket: t.TempDir() + "/admin.sock",
+		NodeID: "node-1", Cluster: domain, XDSSocket: m.xds.Socket, AdminSocket: tb.TempDir() + "/admin.sock",
 	}
 	config, err := resource.Bootstrap(params)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	m.xds.Set(resource.Bundle(trustDomain, m.ca.PEM))
 	m.xds.Unknown(resource.Tombstone)
@@ -64,18 +64,18 @@ func newMesh(t testing.TB, args ...string) *mesh {
 }
 
 // ports reads "8080 9090=h2 5432=tcp".
-func ports(t testing.TB, text string) []port.Port {
-	t.Helper()
+func ports(tb testing.TB, text string) []port.Port {
+	tb.Helper()
 	var out []port.Port
 	for field := range strings.FieldsSeq(text) {
 		number, protocol, _ := strings.Cut(field, "=")
 		n, err := port.ParseNumber(number)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		p, ok := port.ParseProtocol(protocol)
 		if !ok {
-			t.Fatalf("protocol %q", protocol)
+			tb.Fatalf("protocol %q", protocol)
 		}
 		out = append(out, port.Port{Number: n, Protocol: p})
 	}
@@ -100,15 +100,15 @@ func (m *mesh) addPodAs(name, service, account, portText string) *meshPod {
 }
 
 // podSpec is a pod as the publisher would describe it; the first port is the default.
-func podSpec(t testing.TB, id, service, account, portText string) resource.Pod {
-	t.Helper()
+func podSpec(tb testing.TB, id, service, account, portText string) resource.Pod {
+	tb.Helper()
 	spec := resource.Pod{
 		ID: id, Netns: "/run/portolan/netns/" + id,
 		Identity:  model.Identity{TrustDomain: trustDomain, Namespace: "default", Account: account},
 		Service:   model.ServiceKey{Namespace: "default", Name: service},
 		OwnNames:  []string{service + ".default." + domain, service + "." + domain},
 		Domain:    domain,
-		Ports:     ports(t, portText),
+		Ports:     ports(tb, portText),
 		IPv6:      true,
 		VIPRanges: vipRanges,
 	}
@@ -130,13 +130,13 @@ func (m *mesh) setPod(p *meshPod) {
 }
 
 // podResources builds everything of a pod but its certificate, clusters first.
-func podResources(t testing.TB, p resource.Pod) []proto.Message {
-	t.Helper()
+func podResources(tb testing.TB, p resource.Pod) []proto.Message {
+	tb.Helper()
 	var out []proto.Message
 	add := func(m proto.Message, err error) {
-		t.Helper()
+		tb.Helper()
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		out = append(out, m)
 	}
@@ -254,11 +254,12 @@ func try(c *http.Client, authority string, edit ...func(*http.Request)) (answer,
 	if err != nil {
 		return answer{}, err
 	}
+	defer func() { _ = response.Body.Close() }()
 	return read(response)
 }
 
+// read reads a response, whose body the caller closes.
 func read(response *http.Response) (answer, error) {
-	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
 		return answer{}, err
@@ -271,12 +272,20 @@ func read(response *http.Response) (answer, error) {
 }
 
 // in returns the same mesh for a subtest.
-func (m *mesh) in(t testing.TB) *mesh {
+func (m *mesh) in(tb testing.TB) *mesh {
+	tb.Helper()
 	sub := *m
-	sub.TB = t
+	sub.TB = tb
 	return &sub
 }
 
 // http1 and h2c are clients of the pod's outbound HTTP listener.
-func (p *meshPod) http1(t testing.TB) *http.Client { return p.Client(t, "127.0.0.1:15001", false) }
-func (p *meshPod) h2c(t testing.TB) *http.Client   { return p.Client(t, "127.0.0.1:15001", true) }
+func (p *meshPod) http1(tb testing.TB) *http.Client {
+	tb.Helper()
+	return p.Client(tb, "127.0.0.1:15001", false)
+}
+
+func (p *meshPod) h2c(tb testing.TB) *http.Client {
+	tb.Helper()
+	return p.Client(tb, "127.0.0.1:15001", true)
+}

@@ -49,7 +49,7 @@ func OutboundHTTP(p Pod) (*listenerv3.Listener, error) {
 	onDemand := httpFilter(onDemandName, pack(&ondemandv3.OnDemand{
 		Odcds: &ondemandv3.OnDemandCds{Source: onDemandSource(), Timeout: duration(onDemandTimeout)},
 	}))
-	hcm.HttpFilters = append([]*hcmv3.HttpFilter{onDemand}, hcm.HttpFilters...)
+	hcm.HttpFilters = append([]*hcmv3.HttpFilter{onDemand}, hcm.GetHttpFilters()...)
 
 	l := outbound(p, OutboundHTTPListener(p.ID), OutboundHTTPPort)
 	l.StatPrefix = "out_http"

@@ -43,6 +43,7 @@ func (m *mesh) raw(p *meshPod, request string) answer {
 	if err != nil {
 		return answer{body: err.Error()}
 	}
+	defer func() { _ = response.Body.Close() }()
 	a, err := read(response)
 	if err != nil {
 		m.Fatal(err)

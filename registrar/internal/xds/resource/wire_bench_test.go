@@ -30,6 +30,7 @@ func BenchmarkWire(b *testing.B) {
 	} {
 		bb.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 64
 		run := func(b *testing.B) {
+			b.Helper()
 			if got, err := try(bb.client, bb.authority); err != nil || got.status != 200 {
 				b.Fatalf("got %d, %v", got.status, err)
 			}

@@ -1,15 +1,28 @@
 package resource_test
 
 import (
+	"context"
+	"net"
 	"net/http"
 	"sync"
 	"testing"
-
-	"golang.org/x/net/http2"
+	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/wiretest"
 )
+
+// overHTTP2 is a client that sends everything over one connection.
+func overHTTP2(t *testing.T, c net.Conn) *http.Client {
+	t.Helper()
+	transport := &http.Transport{
+		Protocols:      new(http.Protocols),
+		DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return c, nil },
+	}
+	transport.Protocols.SetHTTP2(true)
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: 30 * time.Second}
+}
 
 // One HTTP/2 connection may carry requests for several authorities, and the
 // certificate is the same for all ports: the guard sends back what is not for the
@@ -33,11 +46,7 @@ func TestWireGuard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := new(http2.Transport).NewClientConn(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		client := &http.Client{Transport: conn}
+		client := overHTTP2(t, c)
 		for _, tt := range []struct {
 			authority string
 			want      int
@@ -93,11 +102,7 @@ func TestWireGuardMixed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := new(http2.Transport).NewClientConn(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		client := &http.Client{Transport: conn}
+		client := overHTTP2(t, c)
 		wg.Go(func() {
 			defer func() { _ = c.Close() }()
 			for i := range 1000 {

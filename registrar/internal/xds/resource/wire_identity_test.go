@@ -36,7 +36,7 @@ func TestWireIdentity(t *testing.T) {
 		p := m.addPod(account, account, "")
 		callers = append(callers, caller{p, []*http.Client{p.http1(t), p.h2c(t)}})
 	}
-	check := func(t *testing.T, c caller, client *http.Client, port string) {
+	check := func(c caller, client *http.Client, port string) {
 		got, err := try(client, "payments.aether.internal:"+port)
 		want := c.pod.spec.Identity.SPIFFE()
 		if xfcc := got.seen.Header.Get("X-Forwarded-Client-Cert"); err != nil || got.status != 200 || !hasURI(xfcc, want) {
@@ -47,7 +47,7 @@ func TestWireIdentity(t *testing.T) {
 		for _, port := range []string{"8080", "9090"} {
 			for i := range 2 {
 				for _, c := range callers {
-					check(t, c, c.clients[i], port)
+					check(c, c.clients[i], port)
 				}
 			}
 		}
@@ -58,7 +58,7 @@ func TestWireIdentity(t *testing.T) {
 			for _, port := range []string{"8080", "9090"} {
 				wg.Go(func() {
 					for range 100 {
-						check(t, c, c.clients[i], port)
+						check(c, c.clients[i], port)
 					}
 				})
 			}
@@ -247,6 +247,7 @@ func TestWireRotation(t *testing.T) {
 				t.Error(err)
 				return
 			}
+			defer func() { _ = response.Body.Close() }()
 			if got, err := read(response); err != nil || got.body != "whole" {
 				t.Errorf("stream: %q, %v", got.body, err)
 			}

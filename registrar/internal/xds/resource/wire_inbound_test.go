@@ -65,6 +65,7 @@ func (f foreigner) get(ctx context.Context, to *meshPod, authority, sni string, 
 	if err != nil {
 		return "closed", nil
 	}
+	defer func() { _ = response.Body.Close() }()
 	a, err := read(response)
 	if err != nil {
 		return "closed", nil

@@ -27,13 +27,13 @@ import (
 )
 
 // twoPorts is a service with an http and an h2 port served by handler, and a client.
-func twoPorts(t testing.TB, handler http.Handler) (m *mesh, client *meshPod) {
-	t.Helper()
-	m = newMesh(t)
+func twoPorts(tb testing.TB, handler http.Handler) (m *mesh, client *meshPod) {
+	tb.Helper()
+	m = newMesh(tb)
 	client = m.addPod("client", "client", "")
 	pod := m.addPod("payments-1", "payments", "8080 9090=h2")
-	pod.ServeHTTP(t, "127.0.0.1:8080", handler)
-	pod.ServeHTTP(t, "127.0.0.1:9090", handler)
+	pod.ServeHTTP(tb, "127.0.0.1:8080", handler)
+	pod.ServeHTTP(tb, "127.0.0.1:9090", handler)
 	m.setService(service{name: "payments", ports: "8080 9090=h2"})
 	m.setEndpoints("payments.aether.internal", pod)
 	m.setEndpoints("payments.aether.internal:9090", pod)

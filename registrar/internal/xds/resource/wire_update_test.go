@@ -53,7 +53,7 @@ func (m *mesh) openTick(c *http.Client, authority string) *tick {
 	if err != nil {
 		m.Fatal(err)
 	}
-	response, err := c.Do(request)
+	response, err := c.Do(request) //nolint:bodyclose // end closes it
 	if err != nil {
 		m.Fatalf("stream to %s: %v", authority, err)
 	}

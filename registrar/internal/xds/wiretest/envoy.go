@@ -77,7 +77,7 @@ func (l *Lab) StartEnvoy(c EnvoyConfig) *Envoy {
 		"--drain-time-s", "10", "--drain-strategy", "immediate",
 	}, c.Args...)
 	e := &Envoy{log: new(limitedBuffer), tb: tb, admin: unixClient(c.AdminSocket)}
-	cmd := exec.Command(Binary(tb), args...)
+	cmd := exec.CommandContext(context.Background(), Binary(tb), args...) //nolint:gosec // the binary under test
 	cmd.Stdout, cmd.Stderr = e.log, e.log
 	exited, err := l.Node.Spawn(cmd)
 	if err != nil {
@@ -202,7 +202,8 @@ func ValidateConfig(tb testing.TB, config []byte) (string, error) {
 	if err := os.WriteFile(path, config, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	out, err := exec.CommandContext(context.Background(), Binary(tb), "--mode", "validate", "--log-level", "warning", "-c", path).CombinedOutput()
+	cmd := exec.CommandContext(tb.Context(), Binary(tb), "--mode", "validate", "--log-level", "warning", "-c", path) //nolint:gosec // the binary under test
+	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -77,20 +78,21 @@ func (l *Lab) AddPod(name string) *Pod {
 func (l *Lab) RedirectTCP(pod *Pod, ranges []netip.Prefix, tcpPorts ...netip.AddrPort) {
 	l.tb.Helper()
 	l.next++ // each call adds a table of its own, which is looked at before earlier ones
-	rules := fmt.Sprintf("table inet wiretest%d {\n chain output {\n  type nat hook output priority %d; policy accept;\n", l.next, -100-l.next)
+	var rules strings.Builder
+	_, _ = fmt.Fprintf(&rules, "table inet wiretest%d {\n chain output {\n  type nat hook output priority %d; policy accept;\n", l.next, -100-l.next)
 	for _, d := range tcpPorts {
-		rules += fmt.Sprintf("  %s daddr %s tcp dport %d redirect to :15002\n", family(d.Addr()), d.Addr(), d.Port())
+		_, _ = fmt.Fprintf(&rules, "  %s daddr %s tcp dport %d redirect to :15002\n", family(d.Addr()), d.Addr(), d.Port())
 	}
 	for _, r := range ranges {
-		rules += fmt.Sprintf("  %s daddr %s meta l4proto tcp redirect to :15001\n", family(r.Addr()), r)
+		_, _ = fmt.Fprintf(&rules, "  %s daddr %s meta l4proto tcp redirect to :15001\n", family(r.Addr()), r)
 	}
-	rules += " }\n}\n"
+	rules.WriteString(" }\n}\n")
 	path := l.tb.TempDir() + "/rules.nft"
-	if err := os.WriteFile(path, []byte(rules), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(rules.String()), 0o600); err != nil {
 		l.tb.Fatal(err)
 	}
 	if out, err := pod.Run(context.Background(), "nft", "-f", path); err != nil {
-		l.tb.Fatalf("nft: %v\n%s\n%s", err, out, rules)
+		l.tb.Fatalf("nft: %v\n%s\n%s", err, out, &rules)
 	}
 }
 

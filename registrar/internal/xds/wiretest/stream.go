@@ -2,6 +2,7 @@ package wiretest
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -107,9 +108,7 @@ func (x *XDS) receive(s *stream, r *discoveryv3.DeltaDiscoveryRequest) {
 	if sub == nil {
 		sub = &subscription{names: make(map[string]bool), sent: make(map[string]string), forced: make(map[string]bool)}
 		sub.wildcard = len(r.GetResourceNamesSubscribe()) == 0 && !s.onDemand
-		for name, version := range r.GetInitialResourceVersions() {
-			sub.sent[name] = version
-		}
+		maps.Copy(sub.sent, r.GetInitialResourceVersions())
 		s.subs[r.GetTypeUrl()] = sub
 	}
 	for _, name := range r.GetResourceNamesSubscribe() {

@@ -1,9 +1,11 @@
 package wiretest
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net"
 	"path/filepath"
 	"slices"
@@ -82,7 +84,8 @@ func NewXDS(tb testing.TB) *XDS {
 // Restart serves on the socket again after Stop, with the same resources.
 func (x *XDS) Restart() {
 	x.tb.Helper()
-	l, err := net.Listen("unix", x.Socket)
+	var config net.ListenConfig
+	l, err := config.Listen(context.Background(), "unix", x.Socket)
 	if err != nil {
 		x.tb.Fatal(err)
 	}
@@ -142,11 +145,7 @@ func (x *XDS) Unknown(f func(name string) *clusterv3.Cluster) {
 func (x *XDS) Asked() map[string]int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	out := make(map[string]int, len(x.asked))
-	for name, n := range x.asked {
-		out[name] = n
-	}
-	return out
+	return maps.Clone(x.asked)
 }
 
 // OnDemandStreams returns how many delta CDS streams are open, and how many ever
