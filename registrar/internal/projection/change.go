@@ -11,8 +11,10 @@ type Change struct {
 	// Service is whose View to take.
 	Service model.ServiceKey
 	// Shape: names, ports, virtual hosts, address, step or retired names differ. The
-	// route table is to be built anew, and every cluster name of this service that Envoy
-	// ever asked for is to be Resolved again: it may lead elsewhere now, or nowhere.
+	// route table is to be built anew. Send Envoy each cluster of the View that it is
+	// subscribed to, whatever it was answered before: a name that was asked for and refused
+	// is never asked for again (XDS-D3). And Resolve again each other name that an Answer
+	// said was this service's: it may lead elsewhere now, or nowhere.
 	Shape bool
 	// Clusters: the bytes of at least one cluster differ, which can also be without a
 	// new Shape, as with a new account.
@@ -27,8 +29,8 @@ type Change struct {
 	// Entry: what Entry returns differs. It is to be saved before anything of this
 	// Change is sent to Envoy: a restart goes on with the saved step.
 	Entry bool
-	// Awakened are names that Resolve answered with a tombstone and that lead to a
-	// cluster now, byte-equal to what was asked, sorted.
+	// Awakened are names to Resolve again although the last answer was a tombstone or did
+	// not name this service: they are its own now. As they were asked, sorted.
 	Awakened []string
 }
 

@@ -73,6 +73,7 @@ func New(cfg Config, saved []Entry, now time.Time) (*Engine, error) {
 			return nil, fmt.Errorf("projection: saved service %s: %w", entry.Service, err)
 		}
 	}
+	e.heatFlats()
 	return e, nil
 }
 

@@ -126,9 +126,19 @@ func (e *Engine) load(n Entry) error {
 	return e.loadFlat(s, n)
 }
 
+// heatFlats makes newcomers claim a flat name step by step if a saved service may have
+// had clusters of it with Envoy.
+func (e *Engine) heatFlats() {
+	for _, s := range e.services {
+		if s.flatName != "" && e.flats[s.key.Name] == nil {
+			e.flats[s.key.Name] = &flatName{hot: true}
+		}
+	}
+}
+
 // loadFlat goes on with what the service has of its flat name.
 func (e *Engine) loadFlat(s *service, n Entry) error {
-	claims := n.Step == Claiming || n.Step == Preparing
+	claims := n.Step == Claiming
 	if !n.Flat && !claims {
 		if n.Step == Releasing || n.Step == Renaming {
 			return fmt.Errorf("it is %s without the flat name", n.Step)
@@ -147,7 +157,6 @@ func (e *Engine) loadFlat(s *service, n Entry) error {
 		return fmt.Errorf("it is %s with the flat name", n.Step)
 	case n.Flat && f.holder == nil:
 		f.holder = s
-		f.hot = f.hot || n.Step == Renaming
 	case claims && f.claimant == nil:
 		f.claimant, f.hot = s, true
 	default:

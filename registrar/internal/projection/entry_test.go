@@ -190,7 +190,7 @@ func TestNewRefusesEntries(t *testing.T) {
 		{"order", "ports are not ascending from 1 at 8080", func() []Entry { n := good(); n.Ports = append(n.Ports, n.Ports...); return []Entry{n} }},
 		{"default", "default port 1 is not among its ports", func() []Entry { n := good(); n.Default = 1; return []Entry{n} }},
 		{"committed", "committed port 8080 is no HTTP port", func() []Entry { n := good(); n.Committed.Protocol = port.TCP; return []Entry{n} }},
-		{"step", "step 9 is unknown", func() []Entry { n := good(); n.Step = lastStep + 1; return []Entry{n} }},
+		{"step", "step 8 is unknown", func() []Entry { n := good(); n.Step = lastStep + 1; return []Entry{n} }},
 		{"moving nothing", "it is moving without a committed port", func() []Entry { n := good(); n.Step, n.Committed = Moving, port.Port{}; return []Entry{n} }},
 		{"sorted", "accounts or retired names are not sorted", func() []Entry { n := good(); n.Accounts = []string{"b", "a"}; return []Entry{n} }},
 		{"releasing nothing", "it is releasing without the flat name", func() []Entry { n := good(); n.Step, n.Flat = Releasing, false; return []Entry{n} }},

@@ -1,5 +1,10 @@
 package projection
 
+import (
+	"slices"
+	"strings"
+)
+
 // flatName is who owns a one-label name. Its owner is the known service of the first
 // listed flat namespace that has a service so called. When that changes, the name goes
 // over in steps (see Step), because clusters of that name are with Envoy: between the
@@ -9,7 +14,7 @@ type flatName struct {
 	heir *service
 	// holder has clusters of the flat name; it is flat.
 	holder *service
-	// claimant is Claiming or Preparing.
+	// claimant is Claiming.
 	claimant *service
 	// hot: Envoy may hold clusters of the name that are nobody's now, so a newcomer has
 	// to claim it step by step although it has no holder.
@@ -78,14 +83,19 @@ func (e *Engine) released(s *service) {
 	f := e.flats[s.key.Name]
 	f.holder, f.hot = nil, true
 	s.flat = false
+	// What the next owner must not keep is for that to say.
+	s.retired = slices.DeleteFunc(s.retired, func(name string) bool {
+		host, _, _ := strings.Cut(name, ":")
+		return host == s.flatName
+	})
 	s.touchAll()
-	e.begin(s, Settled)
+	e.rested(s)
 }
 
-// claimed ends Preparing: the flat-named clusters are the service's.
+// claimed ends Claiming: all that Envoy has of the flat name are tombstones.
 func (e *Engine) claimed(s *service) {
 	f := e.flats[s.key.Name]
-	f.holder, f.claimant = s, nil
+	f.holder, f.claimant, f.hot = s, nil, false
 	s.flat = true
 	s.touchAll()
 	e.begin(s, Renaming)
@@ -94,8 +104,7 @@ func (e *Engine) claimed(s *service) {
 // renamed ends Renaming: no route leads to the long-named clusters.
 func (e *Engine) renamed(s *service) {
 	old := e.clustersOf(s, s.longName)
-	e.flats[s.key.Name].hot = false
-	e.begin(s, Settled)
+	e.rested(s)
 	for _, d := range old {
 		e.retire(s, d.name)
 	}
@@ -108,25 +117,17 @@ func (s *service) touchAll() {
 	}
 }
 
-// flatOwner returns the service whose clusters carry the flat name, or will when they
-// are acknowledged: who answers for the name when Envoy asks. nil while it is refused.
+// flatOwner returns the service whose clusters carry the flat name, nil while it is
+// refused: who answers for it when Envoy asks.
 func (e *Engine) flatOwner(name string) *service {
-	f := e.flats[name]
-	switch {
-	case f == nil:
-		return nil
-	case f.holder != nil:
+	if f := e.flats[name]; f != nil {
 		return f.holder
-	case f.claimant != nil && f.claimant.step == Preparing:
-		return f.claimant
 	}
 	return nil
 }
 
 // refusesFlat says whether the service's virtual hosts have to refuse the flat name.
-func (s *service) refusesFlat() bool {
-	return s.step == Releasing || s.step == Claiming || s.step == Preparing
-}
+func (s *service) refusesFlat() bool { return s.step == Releasing || s.step == Claiming }
 
 // flatNamesOf returns the flat names that a set of services touches.
 func flatNamesOf(services []*service) map[string]struct{} {

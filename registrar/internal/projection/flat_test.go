@@ -85,43 +85,35 @@ func TestFlatNameTakenOver(t *testing.T) {
 	checkFlat(t, e, "shop/x", "default/x", []flatSteps{
 		{loserStep: Releasing, loser: append(append([]string(nil), loserAlone...), "x x:* -> refuse"), winner: long},
 		{advance: "shop/x", loser: loserAlone, wStep: Claiming, winner: refusing},
-		{advance: "default/x", loser: loserAlone, wStep: Preparing, winner: refusing},
 		{advance: "default/x", loser: loserAlone, wStep: Renaming, winner: both},
 		{advance: "default/x", loser: loserAlone, winner: both},
 	})
 	v := view(t, e, "default/x")
 	check(t, "clusters", clusters(v), []string{"x 8080 http: a", "x:9090 9090 http: a"})
-	check(t, "retired", v.Retired, []string{"x.default.aether.internal", "x.default.aether.internal:9090"})
+	check(t, "retired", v.Retired, []string{"x.aether.internal:8080", "x.default.aether.internal", "x.default.aether.internal:8080", "x.default.aether.internal:9090"})
 }
 
-// While the name is nobody's, Envoy's request for it gets a tombstone; the flat-named
-// clusters of the winner exist before a route leads to them, and each is awaited.
-func TestFlatNamePreparing(t *testing.T) {
-	e := newEngine(t, twoFlat(), pod("b", "shop/x", "10.0.0.2", "9090*+"))
+// While the name is nobody's, Envoy's request for it gets a tombstone, and the winner
+// waits for all of them: also for ports that it does not have itself, as it may get them.
+func TestFlatNameClaiming(t *testing.T) {
+	e := newEngine(t, twoFlat(), pod("b", "shop/x", "10.0.0.2", "7000+ 9090*+"))
 	upsert(t, e, pod("a", "default/x", "10.0.0.1", "8080*+ 9090+"))
+	v := view(t, e, "shop/x")
+	check(t, "loser awaits", v.Await, []Await{{Kind: AwaitRoutes}})
+	check(t, "loser's clusters", clusters(v), []string{"x.shop 9090 http: b", "x.shop:7000 7000 http: b", "x 9090 http: b", "x:7000 7000 http: b"})
+	e.Resolve("x.aether.internal:9090")
 	advance(t, e, "shop/x")
 	for _, name := range []string{"x.aether.internal", "x.aether.internal:9090"} {
-		if a := e.Resolve(name); a.Kind != Tombstone {
+		if a := e.Resolve(name); a.Kind != Tombstone || a.Service != key("/") {
 			t.Errorf("%s while it is refused: %+v", name, a)
 		}
 	}
 	e.TakeDirty()
+	check(t, "winner awaits", view(t, e, "default/x").Await, []Await{{Kind: AwaitRoutes}, {Kind: AwaitClusters, Name: "x.aether.internal"}})
 	advance(t, e, "default/x")
-	v := view(t, e, "default/x")
-	check(t, "clusters", clusters(v), []string{"x.default 8080 http: a", "x.default:9090 9090 http: a", "x 8080 http: a", "x:9090 9090 http: a"})
-	check(t, "await", v.Await, []Await{
-		{Kind: AwaitCluster, Name: "x.aether.internal"}, {Kind: AwaitEndpoints, Name: "x.aether.internal"},
-		{Kind: AwaitCluster, Name: "x.aether.internal:9090"}, {Kind: AwaitEndpoints, Name: "x.aether.internal:9090"},
-	})
+	v = view(t, e, "default/x")
+	check(t, "clusters", clusters(v), []string{"x 8080 http: a", "x:9090 9090 http: a", "x.default 8080 http: a", "x.default:9090 9090 http: a"})
 	check(t, "awakened", e.TakeDirty()[0].Awakened, []string{"x.aether.internal", "x.aether.internal:9090"})
-	// One more port is one more cluster to await: the old token is worth nothing.
-	upsert(t, e, pod("a", "default/x", "10.0.0.1", "7000+ 8080*+ 9090+"))
-	if e.Advance(key("default/x"), v.Token) {
-		t.Error("Preparing advances without the new port's cluster")
-	}
-	if v := view(t, e, "default/x"); v.Step != Preparing || len(v.Await) != 6 {
-		t.Errorf("%s awaits %v", v.Step, v.Await)
-	}
 }
 
 // When the winner is forgotten, the other takes the name over, by the same steps; its
@@ -139,7 +131,6 @@ func TestFlatNameInherited(t *testing.T) {
 	final := []string{"x x:9090 x.shop x.shop:9090 -> x", "x:* x.shop:* -> refuse"}
 	checkFlat(t, e, "default/x", "shop/x", []flatSteps{
 		{advance: "default/x", wStep: Claiming, winner: append(append([]string(nil), loser...), "x x:* -> refuse")},
-		{advance: "shop/x", wStep: Preparing, winner: append(append([]string(nil), loser...), "x x:* -> refuse")},
 		{advance: "shop/x", wStep: Renaming, winner: final},
 		{advance: "shop/x", winner: final},
 	})

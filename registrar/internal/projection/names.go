@@ -75,8 +75,6 @@ func (s *service) clusterNames() []string {
 	switch s.step {
 	case Releasing:
 		return []string{s.longName, s.flatName}
-	case Preparing:
-		return []string{s.longName, s.flatName}
 	case Renaming:
 		return []string{s.flatName, s.longName}
 	case Leaving:
@@ -147,7 +145,7 @@ func (e *Engine) find(name string) found {
 	}
 	f := found{reach: nowhere, base: a.Host(e.cfg.Domain), service: e.ownerOf(a)}
 	s := f.service
-	if s == nil {
+	if s == nil || s.step == Leaving {
 		return f
 	}
 	lower := a.HostPort(e.cfg.Domain)
@@ -204,7 +202,7 @@ func (e *Engine) ownerOf(a authority.Authority) *service {
 	} else {
 		s = e.services[serviceKey(a.Namespace, a.Service)]
 	}
-	if s == nil || !s.known || s.step == Leaving {
+	if s == nil || !s.known {
 		return nil
 	}
 	return s

@@ -58,9 +58,6 @@ func (e *Engine) refresh(s *service) {
 	default:
 		return
 	}
-	if shape && s.step == Preparing {
-		e.begin(s, Preparing) // there may be more flat-named clusters to await
-	}
 	c := e.note(s)
 	if shape {
 		c.Shape, c.Entry = true, true

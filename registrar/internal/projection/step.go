@@ -2,6 +2,7 @@ package projection
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/portolan-mesh/portolan/api/port"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -15,7 +16,8 @@ import (
 //
 //	Settled   [F, F:d] -> F      [F:p] -> F:p            nothing awaited
 //	Splitting [F] -> F           [F:p] -> F:p, also d    the route table
-//	Moving    as Splitting, cluster F is the new d's     cluster F, its load assignment
+//	Moving    as Splitting, cluster F is the new d's     cluster F, its load assignment;
+//	                                                     the same of the other spelling
 //	Joining   as Settled, with the new d                 the route table
 //
 // A default that changes again on the way goes back to a step that splits, so F:p
@@ -25,13 +27,13 @@ import (
 //
 //	Releasing the loser's other spelling gets clusters   the route table
 //	          of its own name; the flat name is refused
-//	Claiming  the winner is still under its long name;   the route table
-//	          the flat name is refused
-//	Preparing the flat-named clusters are the winner's   each of them, its load assignment
+//	Claiming  the winner is still under its long name;   the route table, and that the
+//	          the flat name is refused                   flat-named clusters are tombstones
 //	Renaming  both spellings -> the flat-named clusters  the route table
 //
-// The end of a service: Leaving has no virtual hosts and awaits the route table, so
-// that a service which comes back at once does not meet its own old routes.
+// The end of a service: Leaving has no virtual hosts and no clusters. It awaits the
+// route table and what became of the clusters, so that a service which comes back at
+// once does not meet its own old meaning.
 type Step uint8
 
 // The steps of a service.
@@ -46,10 +48,8 @@ const (
 	Joining
 	// Releasing gives up the flat name.
 	Releasing
-	// Claiming waits until nothing is routed to the flat name.
+	// Claiming waits until the flat name is nobody's with Envoy.
 	Claiming
-	// Preparing gives the flat-named clusters to the new owner.
-	Preparing
 	// Renaming routes the owner's names to the flat-named clusters.
 	Renaming
 	// Leaving is a service that is forgotten once the route table is without it.
@@ -59,7 +59,7 @@ const (
 
 // String returns the lower-case name, as status shows it.
 func (s Step) String() string {
-	names := [...]string{"settled", "splitting", "moving", "joining", "releasing", "claiming", "preparing", "renaming", "leaving"}
+	names := [...]string{"settled", "splitting", "moving", "joining", "releasing", "claiming", "renaming", "leaving"}
 	if int(s) < len(names) {
 		return names[s]
 	}
@@ -79,14 +79,19 @@ const (
 	// AwaitEndpoints is the acknowledgement of the named cluster's load assignment,
 	// sent after the cluster's own acknowledgement.
 	AwaitEndpoints
+	// AwaitClusters is the acknowledgement of every cluster that Envoy has of this name or
+	// of this name with a port.
+	AwaitClusters
 )
 
-// Await is one acknowledgement that Advance needs. One about a cluster that Envoy does
-// not hold counts as given, and so does every one while no Envoy is connected.
+// Await is one acknowledgement that Advance needs: of what the name is now, a cluster, a
+// tombstone or its removal. One about a cluster that Envoy never had counts as given, as
+// does every one while no Envoy is connected.
 type Await struct {
 	// Kind says which resource.
 	Kind AwaitKind
-	// Name is the cluster's name; empty for AwaitRoutes.
+	// Name is that of the cluster, or of the clusters without their ports; empty for
+	// AwaitRoutes.
 	Name string
 }
 
@@ -103,15 +108,16 @@ func (e *Engine) Advance(key model.ServiceKey, token uint64) bool {
 	case Splitting:
 		e.advanceSplit(s)
 	case Moving:
-		e.begin(s, Joining)
+		if want := s.wanted(); want.Number != s.bare.Number {
+			e.split(s, want)
+		} else {
+			e.begin(s, Joining)
+		}
 	case Joining:
-		e.retire(s, s.bareName()+":"+portText(s.bare.Number))
-		e.begin(s, Settled)
+		e.rested(s)
 	case Releasing:
 		e.released(s)
 	case Claiming:
-		e.begin(s, Preparing)
-	case Preparing:
 		e.claimed(s)
 	case Renaming:
 		e.renamed(s)
@@ -132,7 +138,7 @@ func (e *Engine) advanceSplit(s *service) {
 		e.begin(s, Joining) // it changed back meanwhile
 	case want.Number == 0:
 		s.bare = port.Port{} // nothing is routed to it either, refuseBare saw to that
-		e.begin(s, Settled)
+		e.rested(s)
 	default:
 		s.bare = want
 		e.begin(s, Moving)
@@ -164,11 +170,9 @@ func (e *Engine) stepDefault(s *service) {
 			e.split(s, want) // the virtual hosts are others: await them anew
 		}
 	case Moving:
-		switch {
-		case same:
-		case want.Number == 0:
-			e.split(s, want)
-		default:
+		// Towards no port at all only when the cluster is acknowledged: Splitting must know
+		// what it stands for with Envoy.
+		if !same && want.Number != 0 {
 			s.bare = want
 			e.begin(s, Moving)
 		}
@@ -176,14 +180,31 @@ func (e *Engine) stepDefault(s *service) {
 		if !same {
 			e.split(s, want)
 		}
-	case Releasing, Claiming, Preparing, Renaming, Leaving:
+	case Releasing, Claiming, Renaming, Leaving:
 	}
 }
 
 // split begins Splitting towards want.
 func (e *Engine) split(s *service, want port.Port) {
 	s.refuseBare = want.Number == 0
+	// The default port's explicit spellings mean something of their own again.
+	suffix := ":" + portText(s.bare.Number)
+	s.retired = slices.DeleteFunc(s.retired, func(name string) bool { return strings.HasSuffix(name, suffix) })
 	e.begin(s, Splitting)
+}
+
+// rested ends a change: the service is Settled, and the explicit spellings of its
+// default port are nobody's, as every route takes them to the bare cluster (I2). They may
+// have been clusters of their own before, or aliases of what was another port then.
+func (e *Engine) rested(s *service) {
+	e.begin(s, Settled)
+	if s.bare.Number == 0 {
+		return
+	}
+	e.retire(s, s.longName+":"+portText(s.bare.Number))
+	if s.flat {
+		e.retire(s, s.flatName+":"+portText(s.bare.Number))
+	}
 }
 
 // begin puts a service into a step.
@@ -207,26 +228,29 @@ func (e *Engine) begin(s *service, step Step) {
 }
 
 // retire lists a cluster name that no route needs any more and that must not stay
-// (I2). Were it asked for as an alias before, that is forgotten with it.
-func (e *Engine) retire(s *service, name string) {
-	insert(&s.retired, name)
-	e.asked.forget(name)
-}
+// (I2). Were it asked for as an alias before, in whatever case, that is forgotten when
+// the names of the service are looked at again.
+func (e *Engine) retire(s *service, name string) { insert(&s.retired, name) }
 
 // awaits returns what the service's step awaits, in the order in which it is to be
 // sent. Every step's clusters go out before its route table.
 func (e *Engine) awaits(s *service) []Await {
+	routes := Await{Kind: AwaitRoutes}
 	switch s.step {
-	case Splitting, Joining, Releasing, Claiming, Renaming, Leaving:
-		return []Await{{Kind: AwaitRoutes}}
+	case Splitting, Joining, Releasing, Renaming:
+		return []Await{routes}
+	case Claiming:
+		return []Await{routes, {Kind: AwaitClusters, Name: s.flatName}}
 	case Moving:
-		return awaitCluster(nil, s.bareName())
-	case Preparing:
 		var out []Await
-		for _, d := range e.definitions(s) {
-			if d.bare == s.flatName {
-				out = awaitCluster(out, d.name)
-			}
+		for _, name := range s.bareNames() {
+			out = append(out, Await{Kind: AwaitCluster, Name: name}, Await{Kind: AwaitEndpoints, Name: name})
+		}
+		return out
+	case Leaving:
+		out := []Await{routes}
+		for _, name := range s.bareNames() {
+			out = append(out, Await{Kind: AwaitClusters, Name: name})
 		}
 		return out
 	case Settled:
@@ -234,6 +258,13 @@ func (e *Engine) awaits(s *service) []Await {
 	return nil
 }
 
-func awaitCluster(to []Await, name string) []Await {
-	return append(to, Await{Kind: AwaitCluster, Name: name}, Await{Kind: AwaitEndpoints, Name: name})
+// bareNames returns the cluster names of the service that have no port, as those change
+// their meaning: the bare one, and the other spelling, which may be with Envoy as an
+// alias or from the time when the service had no flat name, and which routes lead to
+// again should it lose that.
+func (s *service) bareNames() []string {
+	if s.flat {
+		return []string{s.flatName, s.longName}
+	}
+	return []string{s.longName}
 }

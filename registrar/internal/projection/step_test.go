@@ -36,7 +36,12 @@ func TestDefaultChange(t *testing.T) {
 		{
 			step: Moving, committed: 9090, hosts: split,
 			clusters: []string{"s 9090 http: a b c", "s:8080 8080 http: a b c", "s:9090 9090 http: a b c"},
-			await:    []Await{{Kind: AwaitCluster, Name: f}, {Kind: AwaitEndpoints, Name: f}},
+			await: []Await{
+				{Kind: AwaitCluster, Name: f},
+				{Kind: AwaitEndpoints, Name: f},
+				{Kind: AwaitCluster, Name: "s.default.aether.internal"},
+				{Kind: AwaitEndpoints, Name: "s.default.aether.internal"},
+			},
 		},
 		{
 			step: Joining, committed: 9090,
@@ -48,7 +53,7 @@ func TestDefaultChange(t *testing.T) {
 			step: Settled, committed: 9090,
 			hosts:    []string{"s s:9090 s.default s.default:9090 -> s", "s:8080 s.default:8080 -> s:8080", "s:* s.default:* -> refuse"},
 			clusters: []string{"s 9090 http: a b c", "s:8080 8080 http: a b c"},
-			retired:  []string{f + ":9090"},
+			retired:  []string{f + ":9090", "s.default.aether.internal:9090"},
 		},
 	} {
 		changes := e.TakeDirty()
@@ -80,7 +85,7 @@ func TestDefaultChange(t *testing.T) {
 	rest(e)
 	v := view(t, e, svc)
 	check(t, "back", clusters(v), []string{"s 8080 http: a b c", "s:9090 9090 http: a b c"})
-	check(t, "retired", v.Retired, []string{f + ":8080"})
+	check(t, "retired", v.Retired, []string{f + ":8080", "s.default.aether.internal:8080"})
 }
 
 // The rules hold without an Envoy too: the publisher advances at once and the result is
@@ -186,7 +191,7 @@ func TestDefaultBecomesTCPAndBack(t *testing.T) {
 	check(t, "hosts", hosts(v), []string{"s s.default -> s", "s:8080 s.default:8080 -> s:8080", "s:* s.default:* -> refuse"})
 	rest(e)
 	check(t, "back", clusters(view(t, e, svc))[0], "s 8080 http: a")
-	check(t, "retired", view(t, e, svc).Retired, []string{"s.aether.internal:8080"})
+	check(t, "retired", view(t, e, svc).Retired, []string{"s.aether.internal:8080", "s.default.aether.internal:8080"})
 }
 
 // The old default port is not advertised any more when its last pod has gone: it is
@@ -213,6 +218,6 @@ func TestStrings(t *testing.T) {
 	for s := Settled; s <= lastStep+1; s++ {
 		got = append(got, s.String())
 	}
-	check(t, "steps", got, []string{"settled", "splitting", "moving", "joining", "releasing", "claiming", "preparing", "renaming", "leaving", "unknown"})
+	check(t, "steps", got, []string{"settled", "splitting", "moving", "joining", "releasing", "claiming", "renaming", "leaving", "unknown"})
 	check(t, "answers", []string{Refused.String(), Tombstone.String(), Real.String()}, []string{"refused", "tombstone", "real"})
 }

@@ -55,6 +55,8 @@ type askedNames struct {
 type askedName struct {
 	// base is the name in lower case without the port.
 	base string
+	// owner is whose it was at the last answer; the zero key if it was nobody's.
+	owner model.ServiceKey
 	// asleep: the last answer was a tombstone.
 	asleep bool
 }
@@ -65,16 +67,16 @@ func newAskedNames() askedNames {
 
 // remember notes the name and what it was answered. It reports false if that would
 // exceed limit.
-func (a *askedNames) remember(name, base string, asleep bool, limit int) bool {
+func (a *askedNames) remember(name string, now askedName, limit int) bool {
 	if n, ok := a.byName[name]; ok {
-		n.asleep = asleep
+		*n = now
 		return true
 	}
 	if len(a.byName) >= limit {
 		return false
 	}
-	a.byName[name] = &askedName{base: base, asleep: asleep}
-	a.byBase[base] = append(a.byBase[base], name)
+	a.byName[name] = &now
+	a.byBase[now.base] = append(a.byBase[now.base], name)
 	return true
 }
 
@@ -113,11 +115,11 @@ func (e *Engine) Resolve(name string) Answer {
 		e.asked.forget(name)
 		a.Kind, a.Cluster = Real, e.build(f.service, f.def)
 	case alias:
-		if e.asked.remember(name, f.base, false, e.cfg.UnknownCap) {
+		if e.asked.remember(name, askedName{base: f.base, owner: a.Service}, e.cfg.UnknownCap) {
 			a.Kind, a.Cluster = Real, e.build(f.service, f.def)
 		}
 	case nowhere:
-		if e.asked.remember(name, f.base, true, e.cfg.UnknownCap) {
+		if e.asked.remember(name, askedName{base: f.base, owner: a.Service, asleep: true}, e.cfg.UnknownCap) {
 			a.Kind = Tombstone
 		}
 	case foreign, retiredName:
@@ -167,12 +169,16 @@ func (e *Engine) awaken() {
 func (e *Engine) recheck(name string) {
 	n := e.asked.byName[name]
 	f := e.find(name)
+	owner := model.ServiceKey{}
+	if f.service != nil {
+		owner = f.service.key
+	}
 	leads := f.reach == canonical || f.reach == alias
-	if leads && n.asleep {
+	if f.service != nil && (owner != n.owner || leads && n.asleep) {
 		insert(&e.note(f.service).Awakened, name)
 	}
-	n.asleep = !leads
-	if f.reach == canonical {
+	n.owner, n.asleep = owner, !leads
+	if f.reach == canonical || f.reach == retiredName {
 		e.asked.forget(name)
 	}
 }

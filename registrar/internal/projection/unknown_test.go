@@ -107,7 +107,7 @@ func TestAliases(t *testing.T) {
 	check(t, "clusters", clusters(view(t, e, svc)), []string{"s 9090 http: a b c", "s:8080 8080 http: a b c", "s.default 9090 http: a b c"})
 }
 
-// A name that was a tombstone and becomes real is named by the Change of its service,
+// A name that was nobody's is named by the Change of the service whose it becomes,
 // whatever its spelling, and once only; and it falls asleep again with the service.
 func TestAwakened(t *testing.T) {
 	e := newEngine(t, testConfig())
@@ -117,16 +117,16 @@ func TestAwakened(t *testing.T) {
 			t.Fatalf("%s: %s", n, a.Kind)
 		}
 	}
-	e.Resolve("s.aether.internal:7777")
 	e.Resolve("other.aether.internal")
+	unserved := "s.aether.internal:7777"
+	e.Resolve(unserved)
 	upsert(t, e, pod("a", "default/s", "10.0.0.1", "5432=tcp+ 8080*+ 9090+"))
 	tcp := view(t, e, "default/s").VIP4.String() + ":5432"
 	changes := e.TakeDirty()
-	slices.Sort(names)
 	if len(changes) != 1 {
 		t.Fatalf("changes: %+v", changes)
 	}
-	check(t, "awakened", changes[0].Awakened, names)
+	check(t, "awakened", changes[0].Awakened, slices.Sorted(slices.Values(append(names, unserved))))
 	// Canonical names are nobody's business any more; aliases are remembered.
 	check(t, "asked", e.Asked(), 5)
 	for _, n := range names {
@@ -149,7 +149,7 @@ func TestAwakened(t *testing.T) {
 	}
 	upsert(t, e, pod("a", "default/s", "10.0.0.1", "5432=tcp+ 8080*+ 9090+"))
 	changes = e.TakeDirty()
-	check(t, "awakened again", changes[0].Awakened, slices.Sorted(slices.Values(append(names, tcp))))
+	check(t, "awakened again", changes[0].Awakened, slices.Sorted(slices.Values(append(names, unserved, tcp))))
 }
 
 // I9: names that lead nowhere are remembered up to the cap, and no further ones grow

@@ -140,7 +140,10 @@ func TestForgotten(t *testing.T) {
 	e.Expire(t0.Add(DefaultRetention))
 	leaving := view(t, e, "default/s")
 	check(t, "step", leaving.Step, Leaving)
-	check(t, "await", leaving.Await, []Await{{Kind: AwaitRoutes}})
+	check(t, "await", leaving.Await, []Await{
+		{Kind: AwaitRoutes},
+		{Kind: AwaitClusters, Name: "s.aether.internal"}, {Kind: AwaitClusters, Name: "s.default.aether.internal"},
+	})
 	if len(leaving.VirtualHosts) != 0 || len(leaving.Clusters) != 0 {
 		t.Errorf("leaving: %+v", leaving)
 	}
