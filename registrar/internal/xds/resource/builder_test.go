@@ -197,8 +197,8 @@ func TestRegexes(t *testing.T) {
 	}
 }
 
-// The table keeps the virtual hosts as they were built, sorted, with the catch-all
-// at the end; names and domains are unique, as Envoy demands.
+// The table keeps the virtual hosts as they were built, sorted, then all that is
+// refused in one, and the catch-all at the end; domains are unique, as Envoy demands.
 func TestRoutes(t *testing.T) {
 	routes := resource.Routes(table(false))
 	var names []string
@@ -212,7 +212,7 @@ func TestRoutes(t *testing.T) {
 			domains[d] = true
 		}
 	}
-	if want := []string{"payments", "payments:9090", "refused", "*"}; !slices.Equal(names, want) {
+	if want := []string{"payments", "payments:9090", "|refused", "|any"}; !slices.Equal(names, want) {
 		t.Errorf("got %q, want %q", names, want)
 	}
 	if routes.GetName() != resource.RoutesName || routes.GetValidateClusters().GetValue() {
@@ -238,10 +238,10 @@ func catalogue(n int) resource.RouteTable {
 		for _, v := range []resource.VirtualHost{
 			{Name: flat, Domains: []string{flat, flat + ":8080", spaced, spaced + ":8080"}, Cluster: flat},
 			{Name: flat + ":9090", Domains: []string{flat + ":9090", spaced + ":9090"}, Cluster: flat + ":9090"},
+			{Name: flat + ":*", Domains: []string{flat + ":*", spaced + ":*"}},
 		} {
 			t.VirtualHosts = append(t.VirtualHosts, resource.NewVirtualHost(v))
 		}
-		t.Refused = append(t.Refused, flat+":*", spaced+":*")
 	}
 	return t
 }

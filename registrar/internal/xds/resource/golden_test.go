@@ -102,13 +102,12 @@ func table(atCap bool) resource.RouteTable {
 	for _, v := range []resource.VirtualHost{
 		{Name: "payments", Domains: []string{"payments." + domain, "payments." + domain + ":8080"}, Cluster: "payments." + domain},
 		{Name: "payments:9090", Domains: []string{"payments." + domain + ":9090", "payments.default." + domain + ":9090"}, Cluster: "payments." + domain + ":9090"},
+		{Name: "payments:*", Domains: []string{"payments." + domain + ":*", "payments.default." + domain + ":*"}},
+		{Name: "db:*", Domains: []string{"db." + domain, "db." + domain + ":*"}},
 	} {
 		hosts = append(hosts, resource.NewVirtualHost(v))
 	}
-	return resource.RouteTable{
-		VirtualHosts: hosts, Domain: domain, AtCap: atCap,
-		Refused: []string{"payments." + domain + ":*", "payments.default." + domain + ":*", "db." + domain, "db." + domain + ":*"},
-	}
+	return resource.RouteTable{VirtualHosts: hosts, Domain: domain, AtCap: atCap}
 }
 
 // Every shape is what its golden file says. Goldens are reviewed like code.

@@ -65,7 +65,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 	routes := table(false)
 	first := marshal(t, resource.Routes(routes))
-	routes.VirtualHosts, routes.Refused = reverse(routes.VirtualHosts), append(reverse(routes.Refused), routes.Refused[0])
+	routes.VirtualHosts = reverse(routes.VirtualHosts)
 	if marshal(t, resource.Routes(routes)) != first {
 		t.Error("the route table depends on the order of its virtual hosts")
 	}

@@ -31,13 +31,12 @@ var vipRanges = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.Mus
 // mesh is one node with a real Envoy that gets what this package builds.
 type mesh struct {
 	testing.TB
-	lab     *wiretest.Lab
-	ca      *wiretest.CA
-	xds     *wiretest.XDS
-	envoy   *wiretest.Envoy
-	vhosts  map[string][]*routev3.VirtualHost // by service
-	refused map[string][]string               // likewise
-	atCap   bool
+	lab    *wiretest.Lab
+	ca     *wiretest.CA
+	xds    *wiretest.XDS
+	envoy  *wiretest.Envoy
+	vhosts map[string][]*routev3.VirtualHost // by service
+	atCap  bool
 }
 
 // meshPod is an attached pod.
@@ -48,7 +47,7 @@ type meshPod struct {
 
 func newMesh(tb testing.TB, args ...string) *mesh {
 	tb.Helper()
-	m := &mesh{TB: tb, lab: wiretest.NewLab(tb), ca: wiretest.NewCA(tb), xds: wiretest.NewXDS(tb), vhosts: make(map[string][]*routev3.VirtualHost), refused: make(map[string][]string)}
+	m := &mesh{TB: tb, lab: wiretest.NewLab(tb), ca: wiretest.NewCA(tb), xds: wiretest.NewXDS(tb), vhosts: make(map[string][]*routev3.VirtualHost)}
 	params := resource.BootstrapParams{
 		NodeID: "node-1", Cluster: domain, XDSSocket: m.xds.Socket, AdminSocket: tb.TempDir() + "/admin.sock",
 	}
@@ -185,7 +184,7 @@ func (m *mesh) setService(s service) {
 			refused = append(refused, flat, spaced)
 		}
 	}
-	m.vhosts[s.name], m.refused[s.name] = hosts, refused
+	m.vhosts[s.name] = append(hosts, resource.NewVirtualHost(resource.VirtualHost{Name: flat + ":*", Domains: refused}))
 	m.setRoutes()
 }
 
@@ -202,9 +201,8 @@ func (m *mesh) setCluster(s service, pt port.Port, name, sni string) {
 
 func (m *mesh) setRoutes() {
 	t := resource.RouteTable{Domain: domain, AtCap: m.atCap}
-	for name, v := range m.vhosts {
+	for _, v := range m.vhosts {
 		t.VirtualHosts = append(t.VirtualHosts, v...)
-		t.Refused = append(t.Refused, m.refused[name]...)
 	}
 	m.xds.Set(resource.Routes(t))
 }
