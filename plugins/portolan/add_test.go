@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -394,9 +395,7 @@ func TestAddRefuses(t *testing.T) {
 	}
 	with := func(more map[string]any) string {
 		all := map[string]any{"prevResult": json.RawMessage(n.result)}
-		for k, v := range more {
-			all[k] = v
-		}
+		maps.Copy(all, more)
 		return n.stdin(all)
 	}
 	for _, tc := range []struct {
@@ -425,9 +424,7 @@ func TestAddRefuses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			e := env("ADD", "c1", tc.netns)
-			for k, v := range tc.env {
-				e[k] = v
-			}
+			maps.Copy(e, tc.env)
 			stdout, code := n.run(e, tc.stdin)
 			if code != 1 {
 				t.Errorf("exit code %d", code)

@@ -44,7 +44,7 @@ func buildAll() error {
 		{"build", "-o", bin.failpoints + "/", "./testdata/primary"},
 		{"-C", "../../scripts/tools/cni", "build", "-o", bin.dir + "/", reference + "main/bridge", reference + "ipam/host-local"},
 	} {
-		cmd := exec.Command("go", args...) //nolint:noctx // before any test
+		cmd := exec.Command("go", args...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w: %s", cmd.Args, err, out)

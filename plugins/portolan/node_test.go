@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -172,11 +173,8 @@ func env(command, id, netns string) map[string]string {
 func (n *node) stdin(more map[string]any) string {
 	n.t.Helper()
 	conf := map[string]any{"cniVersion": n.version, "name": "net"}
-	for _, fields := range []map[string]any{n.conf, more} {
-		for k, v := range fields {
-			conf[k] = v
-		}
-	}
+	maps.Copy(conf, n.conf)
+	maps.Copy(conf, more)
 	text, err := json.Marshal(conf)
 	if err != nil {
 		n.t.Fatal(err)
