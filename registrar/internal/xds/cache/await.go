@@ -159,14 +159,13 @@ func (c *Cache) outcomeLocked(w *waiter) (r Result, done bool) {
 		return Result{Disconnected: true}, true
 	}
 	for _, t := range w.targets {
-		everyone := w.subscribed || t.key.Kind.whole()
 		streams := c.streams[t.key.Kind.service()]
-		if everyone && len(streams) == 0 {
+		if (w.subscribed || t.key.Kind.whole()) && len(streams) == 0 {
 			return Result{Disconnected: true}, true
 		}
 		subscribers := 0
 		for st := range streams {
-			state, rejection := st.stateLocked(t, everyone)
+			state, rejection := st.stateLocked(t, w.subscribed)
 			switch state {
 			case outstanding:
 				return Result{}, false
@@ -196,22 +195,23 @@ const (
 	unsubscribed
 )
 
-// stateLocked returns how far the stream is with t. everyone says that a stream
-// which does not subscribe is expected to.
-func (st *Stream) stateLocked(t target, everyone bool) (state, *Rejection) {
+// stateLocked returns how far the stream is with t. A stream that has not asked
+// for a kind which every Envoy holds will; with must, one that does not subscribe
+// to the very key will as well.
+func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
 	sub := st.subs[t.key.Kind]
 	if sub == nil || !sub.started {
-		if everyone {
+		if must || t.key.Kind.whole() {
 			return outstanding, nil
 		}
 		return unsubscribed, nil
 	}
 	v := sub.views[t.key.Name]
 	if v == nil {
-		if sub.wildcard && t.key.Kind.whole() {
+		switch {
+		case sub.wildcard && t.key.Kind.whole():
 			return acknowledged, nil // it does not exist, and the client knows
-		}
-		if everyone {
+		case must:
 			return outstanding, nil
 		}
 		return unsubscribed, nil

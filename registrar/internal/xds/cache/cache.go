@@ -237,7 +237,6 @@ func (c *Cache) resendLocked(key Key) {
 // changedLocked records that e has new content and wakes who is concerned.
 func (c *Cache) changedLocked(e *entry) {
 	e.seq = c.seq
-	e.asked = false
 	c.demand.settle(e.key)
 	if e.wire != nil {
 		for sub := range c.wildcards[e.key.Kind] {

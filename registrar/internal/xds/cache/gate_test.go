@@ -119,6 +119,57 @@ func TestRemovalWaitsForEarlierChange(t *testing.T) {
 	})
 }
 
+// A removal goes as soon as nothing is outstanding, also when a listener was
+// changed and changed back in the meantime.
+func TestRemovalAfterNothingChanged(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c := m.settled()
+		n := len(c.Order())
+		m.set(cache.Listener, "l", "2")
+		m.set(cache.Listener, "l", "3")
+		m.set(cache.Listener, "l", "2")
+		m.remove(key(cache.WildcardCluster, "old"))
+		n = m.got(c, n, "listener +l")
+		m.release(c, cache.Listener)
+		m.got(c, n, "cluster -old")
+	})
+}
+
+// A route waits for clusters even if no listener changes.
+func TestRouteWaitsForCluster(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c := m.settled()
+		n := len(c.Order())
+		m.Apply(cache.Batch{Set: map[cache.Kind][]cache.Resource{
+			cache.WildcardCluster: m.resources("new", "1"), cache.Route: m.resources("r", "2"),
+		}})
+		synctest.Wait()
+		n = m.got(c, n, "cluster +new")
+		m.release(c, cache.WildcardCluster)
+		m.got(c, n, "route +r")
+	})
+}
+
+// A listener waits for the clusters of its batch also while those are parts of a
+// rejected response and newer clusters have the turn.
+func TestListenerWaitsForParts(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c := m.settled()
+		n := len(c.Order())
+		m.Apply(cache.Batch{Set: map[cache.Kind][]cache.Resource{
+			cache.WildcardCluster: m.resources("x", "1", "y", "1"), cache.Listener: m.resources("l", "2"),
+		}})
+		synctest.Wait()
+		m.must(c.Send(nackOf(resource.ClusterType, c.Order()[n].GetNonce(), byDecoding(""))))
+		m.set(cache.WildcardCluster, "z", "1")
+		m.must(c.Send(ackOf(resource.ClusterType, c.Order()[n+1].GetNonce())))
+		m.must(c.Send(ackOf(resource.ClusterType, c.Order()[n+2].GetNonce())))
+		n = m.got(c, n, "cluster +x +y", "cluster +x", "cluster +z", "cluster +y")
+		m.must(c.Send(ackOf(resource.ClusterType, c.Order()[n-1].GetNonce())))
+		m.got(c, n, "listener +l")
+	})
+}
+
 // A listener does not wait for clusters that changed after it, so a busy type
 // cannot starve another.
 func TestLaterChangesHoldNothing(t *testing.T) {
@@ -172,6 +223,7 @@ func TestGateTimeout(t *testing.T) {
 			t.Errorf("%d gates timed out, want 2", got)
 		}
 		m.must(c.Send(nackOf(resource.ListenerType, c.Order()[n-2].GetNonce(), "new: route: unknown cluster 'new'")))
+		time.Sleep(time.Minute)
 		n = m.got(c, n)
 		m.release(c, cache.WildcardCluster)
 		n = m.got(c, n, "listener +new")

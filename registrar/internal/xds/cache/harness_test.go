@@ -3,8 +3,6 @@ package cache_test
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -271,8 +269,6 @@ func (m *mesh) is(o *outcome, want string) {
 }
 
 func key(kind cache.Kind, name string) cache.Key { return cache.Key{Kind: kind, Name: name} }
-
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // verdict is short for xdstest's.
 type verdict = xdstest.Verdict

@@ -180,6 +180,26 @@ func TestResumeRemovesClustersLast(t *testing.T) {
 	})
 }
 
+// A cluster that came back after a reconnect and goes again waits for what was
+// changed before it, not for what came later.
+func TestResumedClusterGoesAgain(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Listener, "l", "1")
+		c := m.ads()
+		m.must(c.Resume(resource.ClusterType, m.had([]string{"*"}, "back", "1")))
+		m.set(cache.WildcardCluster, "back", "2")
+		m.must(c.Subscribe(resource.ListenerType))
+		m.holds(c, cache.WildcardCluster, "back", "2")
+		c.SetJudge(withholdAll)
+		n := len(c.Order())
+		m.set(cache.WildcardCluster, "other", "1")
+		m.remove(key(cache.WildcardCluster, "back"))
+		m.set(cache.Listener, "l", "2")
+		m.release(c, cache.WildcardCluster)
+		m.got(c, n, "cluster +other", "cluster -back", "listener +l")
+	})
+}
+
 // The version of the same content is the same in every process, so a restart
 // sends nothing again (XDS-R22, I5).
 func TestVersionIsStable(t *testing.T) {

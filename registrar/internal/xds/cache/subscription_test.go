@@ -319,6 +319,28 @@ func TestUnknownType(t *testing.T) {
 	})
 }
 
+// What came and went before it could be sent is not mentioned to a wildcard, and
+// a removal that was acknowledged leaves nothing behind (I9).
+func TestComeAndGone(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c, _ := m.open(options{judge: withholdAll})
+		m.set(cache.WildcardCluster, "a", "1")
+		m.must(c.Subscribe(resource.ClusterType))
+		m.set(cache.WildcardCluster, "short", "1")
+		m.remove(key(cache.WildcardCluster, "short"))
+		m.release(c, cache.WildcardCluster)
+		m.got(c, 0, "cluster +a")
+		if got := cache.Entries(m.Cache); got != 1 {
+			t.Errorf("%d entries, want a alone", got)
+		}
+		m.remove(key(cache.WildcardCluster, "a"))
+		m.release(c, cache.WildcardCluster)
+		if got := cache.Entries(m.Cache); got != 0 {
+			t.Errorf("%d entries, want none", got)
+		}
+	})
+}
+
 // Names that nobody has any more cost nothing: entries and views end with the
 // last stream that knew them (I9).
 func TestNamesAreForgotten(t *testing.T) {

@@ -101,7 +101,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	force := time.AfterFunc(stopGrace, g.Stop)
 	g.GracefulStop()
 	force.Stop()
-	<-done
+	if err := <-done; err != nil {
+		return fmt.Errorf("serve xds on %s: %w", l.Addr(), err)
+	}
 	return nil
 }
 
