@@ -31,7 +31,12 @@ func (p *Publisher) onDemand(d cache.Demand) {
 		}
 	}
 	p.applyBatch(b)
-	for _, key := range p.cache.Evict(d.Dropped...) {
+	// What is made on demand is kept while it is asked for. Routes and secrets are
+	// not: the next Envoy must find them.
+	made := slices.DeleteFunc(d.Dropped, func(k cache.Key) bool {
+		return k.Kind != cache.OnDemandCluster && k.Kind != cache.Endpoints
+	})
+	for _, key := range p.cache.Evict(made...) {
 		if g, ok := p.given[key.Name]; ok && g.kind == key.Kind {
 			p.forget(key.Name)
 		}
