@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// runMarker lies in the pin folder, which a reboot wipes: without it every
+	// runMarker lies beside the pin folder, where a reboot wipes it: without it every
 	// stored pin is void, and that many ghosts at once are no surprise.
-	runMarker = ".registrar"
+	runMarker = "registrar.started"
 	// adoptAge keeps notes of an ADD that is under way out of adoption.
 	adoptAge = 10 * time.Second
 	// adoptTimeout bounds the proof of one adopted pod; the next sweep tries again.
@@ -52,17 +52,17 @@ func (m *Manager) Restore(ctx context.Context) error {
 
 // markRun reports whether the run folder was wiped since the last start.
 func (m *Manager) markRun() (wiped bool, err error) {
-	path := filepath.Join(m.cfg.NetnsDir, runMarker)
+	path := filepath.Join(filepath.Dir(m.cfg.NetnsDir), runMarker)
 	_, err = os.Stat(path)
 	wiped = errors.Is(err, fs.ErrNotExist)
 	if !wiped {
 		return false, nil
 	}
-	if err := os.MkdirAll(m.cfg.NetnsDir, 0o700); err != nil {
-		return wiped, fmt.Errorf("make the folder of netns pins: %w", err)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return wiped, fmt.Errorf("make the run folder: %w", err)
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		return wiped, fmt.Errorf("mark the folder of netns pins: %w", err)
+		return wiped, fmt.Errorf("mark the run folder: %w", err)
 	}
 	return wiped, nil
 }

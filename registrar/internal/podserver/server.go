@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -48,7 +49,9 @@ func (s *Server) Add(req *cniv1.AddRequest, stream cniv1.RegistrarService_AddSer
 	if err := req.Validate(); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	err := s.attachments.Add(stream.Context(), req, func(d attach.Decision) error {
+	ctx, cancel := answerInTime(stream.Context())
+	defer cancel()
+	err := s.attachments.Add(ctx, req, func(d attach.Decision) error {
 		resp := &cniv1.AddResponse{Meshed: d.Meshed, Reason: d.Reason}
 		if d.Meshed {
 			resp.Capture = s.settings(d.Pod).ToProto()
@@ -59,6 +62,19 @@ func (s *Server) Add(req *cniv1.AddRequest, stream cniv1.RegistrarService_AddSer
 		s.log.Warn("ADD refused", "container", req.GetAttachment().GetContainerId(), "pod", req.GetCniArgs()["K8S_POD_NAME"], "error", err)
 	}
 	return toStatus(err)
+}
+
+// answerMargin is how long before the caller's deadline an answer is given: what
+// is missing must reach the caller, not only our log.
+const answerMargin = 300 * time.Millisecond
+
+// answerInTime bounds ctx to just before the caller's deadline.
+func answerInTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-answerMargin))
 }
 
 // Del detaches; an unknown attachment is success.
