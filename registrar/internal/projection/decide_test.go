@@ -178,3 +178,17 @@ func TestClassChange(t *testing.T) {
 		t.Errorf("HTTP to a tcp port: %s", a.Kind)
 	}
 }
+
+// The class of a port can change because of what pods say about another one, as that
+// makes them HEALTHY; the Change names the port all the same.
+func TestClassChangesByHealth(t *testing.T) {
+	const svc, not, yes = "default/s", "8080*- 9090=tcp~", "8080*+ 9090=tcp~"
+	e := newEngine(t, testConfig(), pod("a", svc, "10.0.0.1", "8080*+ 9090+"), pod("b", svc, "10.0.0.2", not), pod("c", svc, "10.0.0.3", not))
+	check(t, "http decided", clusters(view(t, e, svc)), []string{"s 8080 http: a", "s:9090 9090 http: a"})
+	upsert(t, e, pod("b", svc, "10.0.0.2", yes), pod("c", svc, "10.0.0.3", yes))
+	changes := e.TakeDirty()
+	if len(changes) != 1 || !slices.Equal(changes[0].Ports, []uint16{8080, 9090}) || !changes[0].Clusters {
+		t.Errorf("changes: %+v", changes)
+	}
+	check(t, "tcp decided", view(t, e, svc).TCPPorts, []uint16{9090})
+}

@@ -176,6 +176,33 @@ func TestFlatClaimOvertaken(t *testing.T) {
 	}
 }
 
+// A newcomer that should have the name does not take it at once while Envoy may have
+// clusters of a former owner, although the name has no owner at that moment.
+func TestHotFlatNameIsClaimed(t *testing.T) {
+	cfg := testConfig()
+	cfg.FlatNamespaces = []string{"a", "b", "c"}
+	e := newEngine(t, cfg, pod("c", "c/x", "10.0.0.3", "7000*+ 8080+"))
+	upsert(t, e, pod("c", "c/x", "10.0.0.3", "7000+ 8080*+"))
+	rest(e)
+	check(t, "retired", view(t, e, "c/x").Retired, []string{"x.aether.internal:8080", "x.c.aether.internal:8080"})
+	upsert(t, e, pod("b", "b/x", "10.0.0.2", "8080*+ 9090+"))
+	upsert(t, e, pod("b", "b/x", "10.0.0.2", "8080+ 9090*+")) // b/x is busy when c/x is ready
+	view(t, e, "b/x")
+	upsert(t, e, pod("b", "b/x", "10.0.0.2", "8080*+ 9090+"))
+	advance(t, e, "c/x")
+	check(t, "what is left to c/x", view(t, e, "c/x").Retired, []string{"x.c.aether.internal:8080"})
+	if b := view(t, e, "b/x"); b.Step != Splitting {
+		t.Fatalf("b/x is %s", b.Step)
+	}
+	upsert(t, e, pod("a", "a/x", "10.0.0.1", "9090*+"))
+	v := view(t, e, "a/x")
+	if v.Step != Claiming || v.Name != "x.a.aether.internal" {
+		t.Errorf("the newcomer is %s as %s", v.Step, v.Name)
+	}
+	rest(e)
+	check(t, "name", view(t, e, "a/x").Name, "x.aether.internal")
+}
+
 // A namespace that is flat no more gives its names up, a new flat one gets them.
 func TestFlatNamespacesChange(t *testing.T) {
 	e := newEngine(t, testConfig(), pod("a", "default/x", "10.0.0.1", "8080*+"), pod("b", "shop/y", "10.0.0.2", "8080*+"))

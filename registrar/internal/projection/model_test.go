@@ -148,14 +148,15 @@ func (w *world) changePods() {
 // timeout ends the warming of a cluster whose load assignment is late: it takes the one
 // that Envoy has cached.
 func (w *world) timeout() {
-	for _, name := range slices.Sorted(maps.Keys(w.envoy.warming)) {
-		var endpoints []ClusterEndpoint
-		if old := w.envoy.active[name]; old != nil {
-			endpoints = old.endpoints
-		}
-		w.envoy.promote(name, endpoints)
+	names := slices.Sorted(maps.Keys(w.envoy.warming))
+	if len(names) == 0 {
 		return
 	}
+	var endpoints []ClusterEndpoint
+	if old := w.envoy.active[names[0]]; old != nil {
+		endpoints = old.endpoints
+	}
+	w.envoy.promote(names[0], endpoints)
 }
 
 // request is a client's: if it leads to a cluster that Envoy does not have and never

@@ -84,6 +84,14 @@ func (s *service) clusterNames() []string {
 	return []string{s.bareName()}
 }
 
+// routedName returns the one of clusterNames that the virtual hosts lead to.
+func (s *service) routedName() string {
+	if s.step == Releasing {
+		return s.longName
+	}
+	return s.bareName()
+}
+
 // definitions returns the clusters of a service, aliases aside: HTTP by name and port,
 // then tcp by family and port.
 func (e *Engine) definitions(s *service) []definition {

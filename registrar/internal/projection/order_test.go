@@ -49,13 +49,13 @@ func interleave(r *rand.Rand, histories [][]event) []event {
 	return out
 }
 
-func apply(t testing.TB, e *Engine, events []event) {
-	t.Helper()
+func apply(tb testing.TB, e *Engine, events []event) {
+	tb.Helper()
 	for _, ev := range events {
 		if ev.gone {
 			e.Delete(ev.endpoint.UID, ev.endpoint.Generation, t0)
 		} else if err := e.Upsert(ev.endpoint, t0); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 }

@@ -133,10 +133,11 @@ func (e *Engine) Advance(key model.ServiceKey, token uint64) bool {
 
 // advanceSplit goes on from Splitting: no explicit port leads to the bare cluster now.
 func (e *Engine) advanceSplit(s *service) {
-	switch want := s.wanted(); {
-	case want.Number == s.bare.Number:
+	want := s.wanted()
+	switch want.Number {
+	case s.bare.Number:
 		e.begin(s, Joining) // it changed back meanwhile
-	case want.Number == 0:
+	case 0:
 		s.bare = port.Port{} // nothing is routed to it either, refuseBare saw to that
 		e.rested(s)
 	default:

@@ -8,6 +8,7 @@ import (
 // changeDefault returns an engine whose service is about to change its default port
 // from 8080 to 9090: two pods of the new version outvote one of the old.
 func changeDefault(t *testing.T) *Engine {
+	t.Helper()
 	e := newEngine(t, testConfig(), pod("a", "default/s", "10.0.0.1", "8080*+ 9090+"), pod("b", "default/s", "10.0.0.2", "8080*+ 9090+"))
 	upsert(t, e, pod("b", "default/s", "10.0.0.2", "8080+ 9090*+"), pod("c", "default/s", "10.0.0.3", "8080+ 9090*+"))
 	return e
@@ -209,6 +210,30 @@ func TestDefaultPortVanishes(t *testing.T) {
 	check(t, "at rest", clusters(v), []string{"s 9090 http: a"})
 	if a := e.Resolve("s.aether.internal:8080"); a.Kind != Tombstone {
 		t.Errorf("the old port: %s", a.Kind)
+	}
+}
+
+// While cluster F is not acknowledged nobody knows which port it has with Envoy: a new
+// HTTP default gives it that and awaits anew, a tcp default waits until it is.
+func TestDefaultChangesWhileMoving(t *testing.T) {
+	const svc = "default/s"
+	at := func(ports string) []View {
+		e := newEngine(t, testConfig(), pod("a", svc, "10.0.0.1", "5432=tcp+ 7000+ 8080*+ 9090+"))
+		upsert(t, e, pod("a", svc, "10.0.0.1", "5432=tcp+ 7000+ 8080+ 9090*+"))
+		advance(t, e, svc)
+		views := []View{view(t, e, svc)}
+		upsert(t, e, pod("a", svc, "10.0.0.1", ports))
+		views = append(views, view(t, e, svc))
+		advance(t, e, svc)
+		return append(views, view(t, e, svc))
+	}
+	v := at("5432=tcp+ 7000*+ 8080+ 9090+")
+	if v[1].Step != Moving || v[1].Committed != 7000 || v[1].Token == v[0].Token || v[2].Step != Joining {
+		t.Errorf("another HTTP port: %s with %d, then %s", v[1].Step, v[1].Committed, v[2].Step)
+	}
+	v = at("5432=tcp*+ 7000+ 8080+ 9090+")
+	if v[1].Step != Moving || v[1].Committed != 9090 || v[1].Token != v[0].Token || v[2].Step != Splitting || v[2].VirtualHosts[0].Cluster != "" {
+		t.Errorf("a tcp port: %s with %d, then %s", v[1].Step, v[1].Committed, v[2].Step)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 type View struct {
 	// Service is whose View it is.
 	Service model.ServiceKey
-	// Name is F of contract 2, the name that the clusters carry.
+	// Name is F of contract 2: the cluster name that the virtual hosts lead to.
 	Name string
 	// Spellings are the names under which DNS answers for the service; Name is first
 	// unless the flat name is on its way to or from another service.
@@ -92,7 +92,7 @@ func (e *Engine) Shape(key model.ServiceKey) (View, bool) {
 		return View{}, false
 	}
 	v := View{
-		Service: key, Name: s.bareName(), Spellings: e.spellings(s),
+		Service: key, Name: s.routedName(), Spellings: e.spellings(s),
 		VirtualHosts: e.virtualHosts(s), Retired: slices.Clone(s.retired),
 		Default: s.def.Number, DefaultProtocol: s.def.Protocol, Committed: s.bare.Number,
 		Step: s.step, Token: s.token, Await: e.awaits(s),
@@ -149,7 +149,7 @@ func (e *Engine) virtualHosts(s *service) []VirtualHost {
 	if s.step == Leaving {
 		return nil
 	}
-	name := s.clusterNames()[0]
+	name := s.routedName()
 	names := []string{name}
 	if s.flat && name == s.flatName {
 		names = append(names, s.longName)
@@ -287,7 +287,7 @@ func (e *Engine) UpstreamClusters(ref, fromNamespace string) []string {
 		return nil
 	}
 	var out []string
-	name := s.clusterNames()[0]
+	name := s.routedName()
 	for _, d := range e.clustersOf(s, name) {
 		// The bare cluster's port has a cluster of its own only for a moment.
 		if d.name == name || d.port != s.bare.Number {

@@ -142,10 +142,14 @@ func TestForgotten(t *testing.T) {
 	check(t, "step", leaving.Step, Leaving)
 	check(t, "await", leaving.Await, []Await{
 		{Kind: AwaitRoutes},
-		{Kind: AwaitClusters, Name: "s.aether.internal"}, {Kind: AwaitClusters, Name: "s.default.aether.internal"},
+		{Kind: AwaitClusters, Name: "s.aether.internal"},
+		{Kind: AwaitClusters, Name: "s.default.aether.internal"},
 	})
 	if len(leaving.VirtualHosts) != 0 || len(leaving.Clusters) != 0 {
 		t.Errorf("leaving: %+v", leaving)
+	}
+	if a := e.Resolve("s.aether.internal"); a.Kind != Tombstone || a.Service != key("default/s") {
+		t.Errorf("leaving: %+v; its later Changes must concern the name", a)
 	}
 	if c := e.TakeDirty(); len(c) != 1 || !c[0].Shape || c[0].Gone {
 		t.Errorf("changes: %+v", c)

@@ -1,0 +1,139 @@
+package projection
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// XDS-12 and XDS-03: when a new pod has the address of a dead one whose record is still
+// there, the new pod owns it, in whatever order the events come; when the newer goes
+// first, the older has it back.
+func TestSharedAddress(t *testing.T) {
+	dead := pod("z-dead", "default/payments", "10.0.0.1", "8080*+")
+	dead.Since = t0
+	live := pod("a-live", "shop/ledger", "10.0.0.1", "8080*+")
+	live.Since = t0.Add(time.Second)
+	for _, order := range [][]model.Endpoint{{dead, live}, {live, dead}} {
+		e := newEngine(t, testConfig(), order...)
+		got, _ := e.Cluster("ledger.shop.aether.internal")
+		if len(got.Endpoints) != 1 || got.Endpoints[0].UID != "a-live" ||
+			!slices.Equal(got.Identities, []string{"spiffe://aether.internal/ns/shop/sa/ledger"}) {
+			t.Errorf("the new pod's cluster: %+v", got)
+		}
+		if got, ok := e.Cluster("payments.aether.internal"); ok && len(got.Endpoints) != 0 {
+			t.Errorf("the dead pod is still in its cluster: %+v", got)
+		}
+		remove(e, "a-live")
+		got, _ = e.Cluster("payments.aether.internal")
+		if len(got.Endpoints) != 1 || got.Endpoints[0].UID != "z-dead" {
+			t.Errorf("the older record is not back: %+v", got)
+		}
+	}
+	// The same within a service, and with a client that serves nothing as the new owner.
+	live.Service, live.Identity.Namespace = key("default/payments"), "default"
+	client := pod("client", "default/cron", "10.0.0.1", "")
+	client.Since = t0.Add(time.Minute)
+	for _, order := range [][]model.Endpoint{{dead, live, client}, {client, live, dead}, {live, client, dead}} {
+		e := newEngine(t, testConfig(), order...)
+		upsert(t, e, pod("other", "default/payments", "10.0.0.9", "8080*+"))
+		check(t, "clusters", clusters(view(t, e, "default/payments")), []string{"payments 8080 http: other"})
+		remove(e, "client")
+		check(t, "clusters", clusters(view(t, e, "default/payments")), []string{"payments 8080 http: a-live other"})
+		if len(e.records) != 3 {
+			t.Errorf("%d records", len(e.records))
+		}
+	}
+	// Without times the UID decides, in any order.
+	x, y := pod("x", "default/payments", "10.0.0.1", "8080*+"), pod("y", "default/payments", "10.0.0.1", "8080*+")
+	for _, order := range [][]model.Endpoint{{x, y}, {y, x}} {
+		check(t, "by UID", clusters(view(t, newEngine(t, testConfig(), order...), "default/payments")), []string{"payments 8080 http: y"})
+	}
+}
+
+// Generations (contract 4.7, XDS-47): an older record or delete is ignored, a deleted
+// record stays deleted for late updates, a re-created object is a higher generation.
+func TestGenerations(t *testing.T) {
+	const svc = "default/payments"
+	at := func(generation uint64, ports string) model.Endpoint {
+		p := pod("a", svc, "10.0.0.1", ports)
+		p.Generation = generation
+		return p
+	}
+	e := newEngine(t, testConfig(), pod("b", svc, "10.0.0.2", "8080*+"))
+	do := func(p model.Endpoint) {
+		t.Helper()
+		if err := e.Upsert(p, t0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(what string, want ...string) {
+		t.Helper()
+		check(t, what, clusters(view(t, e, svc)), want)
+	}
+	do(at(5, "8080*+"))
+	do(at(4, "8080*-"))
+	do(at(5, "8080*-"))
+	want("older and equal are ignored", "payments 8080 http: a b")
+	e.Delete("a", 4, t0)
+	want("older delete is ignored", "payments 8080 http: a b")
+	e.Delete("a", 6, t0)
+	do(at(6, "8080*+"))
+	do(at(5, "8080*+"))
+	want("deleted stays deleted", "payments 8080 http: b")
+	e.Delete("c", 3, t0)
+	p := at(3, "8080*+")
+	p.UID = "c"
+	do(p)
+	want("a delete before its update", "payments 8080 http: b")
+	do(at(7, "8080*+"))
+	want("created again", "payments 8080 http: a b")
+
+	e.Expire(t0.Add(time.Hour))
+	if n := len(e.graves.generation); n != 0 {
+		t.Errorf("%d deleted records are remembered for ever", n)
+	}
+}
+
+// A record that cannot be projected is refused with the reason, and what was known of
+// the pod stays. No workload can be pinned into another namespace's service (MESH-27).
+func TestUpsertRefuses(t *testing.T) {
+	for _, tt := range []struct {
+		name, want string
+		spoil      func(*model.Endpoint)
+	}{
+		{"no UID", "it has no UID", func(p *model.Endpoint) { p.UID = "" }},
+		{"service", `service "shop/A_b" is not two DNS labels`, func(p *model.Endpoint) { p.Service = key("shop/A_b") }},
+		{"trust domain", `identity "spiffe:///ns/default/sa/payments" is incomplete`, func(p *model.Endpoint) { p.Identity.TrustDomain = "" }},
+		{"account", `identity "spiffe://aether.internal/ns/default/sa/" is incomplete`, func(p *model.Endpoint) { p.Identity.Account = "" }},
+		{"foreign identity", `identity "spiffe://aether.internal/ns/shop/sa/payments" is not of the service's namespace "default"`, func(p *model.Endpoint) { p.Identity.Namespace = "shop" }},
+		{"no address", "it has no usable address", func(p *model.Endpoint) { p.Addresses = nil }},
+		{"zone", "it has no usable address", func(p *model.Endpoint) { p.Addresses[0] = netip.MustParseAddr("fe80::1%eth0") }},
+		{"weight 0", "weight 0 is not in 1-65535", func(p *model.Endpoint) { p.Weight = 0 }},
+		{"weight", "weight 65536 is not in 1-65535", func(p *model.Endpoint) { p.Weight = 65536 }},
+		{"port 0", "ports are not ascending from 1 at 0", func(p *model.Endpoint) { p.Ports[0].Number = 0 }},
+		{"order", "ports are not ascending from 1 at 8080", func(p *model.Endpoint) { p.Ports = append(p.Ports, p.Ports[0]) }},
+		{"default", "default port 9999 is not among its ports", func(p *model.Endpoint) { p.Default = 9999 }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			good := pod("a", "default/payments", "10.0.0.1", "8080*+")
+			e := newEngine(t, testConfig(), good)
+			bad := pod("a", "default/payments", "10.0.0.1", "8080*+")
+			bad.Generation = 2
+			tt.spoil(&bad)
+			err := e.Upsert(bad, t0)
+			want := fmt.Sprintf("endpoint %q of %s: %s", bad.UID, bad.Service, tt.want)
+			if err == nil || err.Error() != want {
+				t.Errorf("got  %v\nwant %s", err, want)
+			}
+			check(t, "clusters", clusters(view(t, e, "default/payments")), []string{"payments 8080 http: a"})
+			if c := e.TakeDirty(); len(c) != 0 {
+				t.Errorf("changes: %+v", c)
+			}
+		})
+	}
+}
