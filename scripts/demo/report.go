@@ -23,7 +23,7 @@ type report struct {
 	passed, failed int
 }
 
-const lineFormat = "%-4s  %-60s  %-30s  %s\n"
+const lineFormat = "%-4s  %-71s  %-32s  %s\n"
 
 func (r *report) head() { fmt.Fprintf(r.out, lineFormat, "", "asked", "expected", "received") }
 

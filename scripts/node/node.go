@@ -30,7 +30,7 @@ const (
 	adminPath  = envoyDir + "/admin.sock"
 	runURL     = "http://127.0.0.1:15070"
 	dnsURL     = "http://127.0.0.1:15071"
-	startLimit = 30 * time.Second
+	startLimit = 20 * time.Second
 	stopLimit  = 15 * time.Second
 )
 
@@ -73,9 +73,9 @@ type Node struct {
 	processes []*Process // guarded by mu; all there ever were, for their logs
 }
 
-// Start starts a node and returns when it is ready to take pods. It fails after
-// 30 seconds with what it waited for, or at once when a process ends. Everything
-// it started is ended when it fails.
+// Start starts a node and returns when it is ready to take pods. It fails when one
+// of its processes is not up after 20 seconds, with what it waited for, or at once
+// when a process ends. Everything it started is ended when it fails.
 func Start(ctx context.Context, options Options) (*Node, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
@@ -87,8 +87,6 @@ func Start(ctx context.Context, options Options) (*Node, error) {
 	n.Registrar = n.newProcess("registrar-run", append([]string{n.Binary("registrar"), "run", "--log-level", "debug"}, options.RegistrarFlags...), nil)
 	n.DNS = n.newProcess("registrar-dns", []string{n.Binary("registrar"), "dns", "--log-level", "debug"}, nil)
 	n.Envoy = n.newProcess("envoy", n.envoyArgs(), nil)
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
 	if err := n.start(ctx); err != nil {
 		return nil, errors.Join(err, n.Close(context.WithoutCancel(ctx)))
 	}
@@ -168,7 +166,7 @@ func (n *Node) StartRegistrar(ctx context.Context) error {
 	if err := n.Registrar.Start(); err != nil {
 		return err
 	}
-	return wait(ctx, "the registrar's /healthz", func(ctx context.Context) error { return getOK(ctx, runURL+"/healthz") }, n.Registrar)
+	return await(ctx, "the registrar's /healthz", func(ctx context.Context) error { return getOK(ctx, runURL+"/healthz") }, n.Registrar)
 }
 
 // StartDNS starts `registrar dns` and waits until it is alive.
@@ -176,7 +174,7 @@ func (n *Node) StartDNS(ctx context.Context) error {
 	if err := n.DNS.Start(); err != nil {
 		return err
 	}
-	return wait(ctx, "the mesh DNS's /healthz", func(ctx context.Context) error { return getOK(ctx, dnsURL+"/healthz") }, n.DNS)
+	return await(ctx, "the mesh DNS's /healthz", func(ctx context.Context) error { return getOK(ctx, dnsURL+"/healthz") }, n.DNS)
 }
 
 // StartEnvoy asks the registrar for Envoy's configuration, starts Envoy and
@@ -195,7 +193,7 @@ func (n *Node) StartEnvoy(ctx context.Context) error {
 	if err := n.Envoy.Start(); err != nil {
 		return err
 	}
-	return wait(ctx, "Envoy's /ready", func(ctx context.Context) error {
+	return await(ctx, "Envoy's /ready", func(ctx context.Context) error {
 		_, err := n.EnvoyAdmin(ctx, "/ready")
 		return err
 	}, n.Envoy)
@@ -203,7 +201,14 @@ func (n *Node) StartEnvoy(ctx context.Context) error {
 
 // WaitReady waits until the registrar says that it is ready.
 func (n *Node) WaitReady(ctx context.Context) error {
-	return wait(ctx, "the registrar's /readyz", func(ctx context.Context) error { return getOK(ctx, runURL+"/readyz") }, n.Registrar)
+	return await(ctx, "the registrar's /readyz", func(ctx context.Context) error { return getOK(ctx, runURL+"/readyz") }, n.Registrar)
+}
+
+// await waits for one step of a start.
+func await(ctx context.Context, what string, check func(context.Context) error, needs ...*Process) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	return wait(ctx, what, check, needs...)
 }
 
 // Pods are the pods that are attached, in the order of their ADD.
@@ -240,8 +245,12 @@ func (n *Node) Close(ctx context.Context) error {
 }
 
 // Pins are the network namespaces that the plugin holds, by file name: none is
-// left when every pod is deleted.
-func (n *Node) Pins() ([]string, error) { return names(pinDir) }
+// left when every pod is deleted. What the registrar keeps for itself there has
+// a name with a leading dot.
+func (n *Node) Pins() ([]string, error) {
+	found, err := names(pinDir)
+	return slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, ".") }), err
+}
 
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)

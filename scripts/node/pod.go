@@ -209,7 +209,11 @@ func (p *Pod) enter(argv []string) []string {
 // Exec runs a program inside the pod and returns its standard output. The error
 // has the exit status (an *exec.ExitError) and standard error.
 func (p *Pod) Exec(ctx context.Context, argv ...string) (string, error) {
-	return output(ctx, p.env, p.enter(argv)...)
+	stdout, stderr, err := capture(ctx, p.env, p.enter(argv))
+	if err != nil {
+		return stdout, fmt.Errorf("%s in pod %s: %w: %s", filepath.Base(argv[0]), p.Spec.Name, err, stderr)
+	}
+	return stdout, nil
 }
 
 // Podserver runs a client command of podserver inside the pod.

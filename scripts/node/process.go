@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -177,16 +178,23 @@ func wait(ctx context.Context, what string, check func(context.Context) error, n
 }
 
 // output runs a program to its end and returns its standard output; the error
-// has the exit status and standard error.
+// has the program's name, exit status and standard error.
 func output(ctx context.Context, env []string, argv ...string) (string, error) {
+	stdout, stderr, err := capture(ctx, env, argv)
+	if err != nil {
+		return stdout, fmt.Errorf("%s: %w: %s", filepath.Base(argv[0]), err, stderr)
+	}
+	return stdout, nil
+}
+
+// capture runs a program to its end.
+func capture(ctx context.Context, env, argv []string) (stdout, stderr string, err error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = env
 	// A grandchild that holds the pipes must not hold the caller.
 	cmd.WaitDelay = time.Second
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(stderr.String()))
-	}
-	return stdout.String(), nil
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err = cmd.Run()
+	return out.String(), strings.TrimSpace(errOut.String()), err
 }

@@ -85,7 +85,7 @@ func shadow(dir string, names []string) error {
 		return err
 	}
 	for _, name := range names {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			return fmt.Errorf("make %s: %w", filepath.Join(dir, name), err)
 		}
 	}
