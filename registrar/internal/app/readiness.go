@@ -1,72 +1,41 @@
 package app
 
 import (
-	"fmt"
-	"net/netip"
-	"sync"
-	"time"
+	"log/slog"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/attach"
 	"github.com/portolan-mesh/portolan/registrar/internal/listen"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/readiness"
 )
 
+// listenTables implements attach.Readiness over the readiness watcher.
 type listenTables struct {
-	mu   sync.Mutex
-	pods map[model.AttachmentKey]chan struct{}
-	wg   map[model.AttachmentKey]*sync.WaitGroup
+	*readiness.Watcher
+	log *slog.Logger
 }
 
-func (l *listenTables) Watch(pod model.Pod, fn func(attach.PortState)) error {
-	t, err := listen.Open(pod.Netns)
-	if err != nil {
-		return err
+// openTable opens the listen table of a pod's network namespace.
+func openTable(netns string) (readiness.Table, error) { return listen.Open(netns) }
+
+// Watch implements attach.Readiness. A table that cannot be read says nothing:
+// what was seen last stands (contract 4.8).
+func (l listenTables) Watch(pod model.Pod, fn func(attach.PortState)) error {
+	spec := readiness.Spec{Netns: pod.Netns}
+	for _, p := range pod.Ports {
+		spec.Ports = append(spec.Ports, p.Number)
 	}
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	l.mu.Lock()
-	l.pods[pod.Key] = stop
-	l.wg[pod.Key] = &wg
-	l.mu.Unlock()
-	wg.Go(func() {
-		defer t.Close()
-		tick := time.NewTicker(20 * time.Millisecond)
-		defer tick.Stop()
-		var last string
-		for {
-			s, err := t.Read()
-			if err == nil {
-				st := attach.PortState{Inbound: s.Everywhere(15008), OutboundHTTP: s.Bound(netip.MustParseAddrPort("127.0.0.1:15001")), OutboundTCP: s.Bound(netip.MustParseAddrPort("127.0.0.1:15002"))}
-				for _, p := range pod.Ports {
-					if s.Listens(p.Number) {
-						st.Listening = append(st.Listening, p.Number)
-					}
-				}
-				if d := stateText(st); d != last {
-					last = d
-					fn(st)
-				}
-			}
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
+	return l.Watcher.Watch(pod.Key, spec, func(s readiness.State) {
+		if s.Err != nil {
+			l.log.Warn("listen table of a pod cannot be read", "attachment", pod.Key.String(), "error", s.Err)
+			return
 		}
+		out := attach.PortState{
+			Inbound: s.Inbound, OutboundHTTP: s.OutboundHTTP, OutboundTCP: s.OutboundTCP, Listening: s.Listening,
+		}
+		for _, m := range s.Misbound {
+			out.Misbound = append(out.Misbound, m.String())
+		}
+		fn(out)
 	})
-	return nil
 }
-
-func (l *listenTables) Forget(key model.AttachmentKey) {
-	l.mu.Lock()
-	stop, wg := l.pods[key], l.wg[key]
-	delete(l.pods, key)
-	delete(l.wg, key)
-	l.mu.Unlock()
-	if stop != nil {
-		close(stop)
-		wg.Wait()
-	}
-}
-
-func stateText(s attach.PortState) string { return fmt.Sprint(s) }

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +29,7 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/podserver"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
+	"github.com/portolan-mesh/portolan/registrar/internal/readiness"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry/embedded"
 	"github.com/portolan-mesh/portolan/registrar/internal/state"
@@ -79,6 +79,7 @@ type daemon struct {
 	cache      *cache.Cache
 	xds        *server.Server
 	publisher  *publisher.Publisher
+	readiness  *readiness.Watcher
 	identities *identity.Manager
 	names      meshNames
 	pods       *attach.Manager
@@ -230,11 +231,15 @@ func (e ensurer) Ensure(ctx context.Context, id model.Identity) error {
 
 func (d *daemon) makePods() error {
 	var err error
+	d.readiness, err = readiness.New(readiness.Config{Open: openTable, Log: d.component("readiness"), Metrics: d.metrics})
+	if err != nil {
+		return err
+	}
 	d.pods, err = attach.New(attach.Config{
 		DB: d.db, Log: d.component("attach"), Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, Locality: d.locality(),
 		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, Now: time.Now,
 		Mesh: d.publisher, Registry: d.backend, Identities: ensurer{d.identities}, Names: d.names,
-		Readiness: &listenTables{pods: map[model.AttachmentKey]chan struct{}{}, wg: map[model.AttachmentKey]*sync.WaitGroup{}}, Capture: d.capture,
+		Readiness: listenTables{Watcher: d.readiness, log: d.component("readiness")}, Capture: d.capture,
 		Unsupported: capture.Probe(),
 	})
 	if err != nil {
@@ -274,6 +279,7 @@ func (d *daemon) run(ctx context.Context) error {
 	g.Go(func() error { return d.serveAdmin(ctx, admin) })
 	g.Go(func() error { return d.serveHTTP(ctx) })
 	g.Go(func() error { return d.identities.Run(ctx) })
+	g.Go(func() error { return d.readiness.Run(ctx) })
 	g.Go(func() error { return d.names.client.Run(ctx) })
 	g.Go(func() error { return d.publisher.Run(ctx) })
 	g.Go(func() error { return d.watchRegistry(ctx) })

@@ -44,7 +44,8 @@ func Decide(req *cniv1.AddRequest, trustDomain string, now time.Time) (Decision,
 		return Decision{Reason: "the runtime passed no annotations: declare the capability io.kubernetes.cri.pod-annotations in the conflist"}, nil
 	}
 	cfg, err := annotation.Parse(req.GetAnnotations())
-	if err != nil {
+	// A mistake matters only to a pod that is to join.
+	if err != nil && cfg.Meshed {
 		return Decision{}, &Error{Kind: BadInput, Err: err}
 	}
 	if !cfg.Meshed {

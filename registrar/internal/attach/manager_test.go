@@ -336,6 +336,7 @@ func TestAddDecisions(t *testing.T) {
 		{"no annotation", func(r *cniv1.AddRequest) { r.Annotations = map[string]string{"app": "x"} }, false, ""},
 		{"annotations unknown (CNI-45)", func(r *cniv1.AddRequest) { r.AnnotationsKnown = false }, false, ""},
 		{"managed false", func(r *cniv1.AddRequest) { r.Annotations["aether.io/managed"] = "false" }, false, ""},
+		{"bad weight of a pod that does not join", func(r *cniv1.AddRequest) { r.Annotations = map[string]string{"endpoint.aether.io/weight": "x"} }, false, ""},
 		{"bad port", func(r *cniv1.AddRequest) { r.Annotations["endpoint.aether.io/ports"] = "8080,99999" }, false, "endpoint.aether.io/ports"},
 		{"no service name", func(r *cniv1.AddRequest) {
 			r.CniArgs[argName] = "Bad_Name"
