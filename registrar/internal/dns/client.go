@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
@@ -85,6 +86,8 @@ type Client struct {
 	metrics *clientMetrics
 	// session orders this registrar among those that run at the same time.
 	session uint64
+	// ackTimeout is the constant, but for tests.
+	ackTimeout time.Duration
 
 	mu sync.Mutex
 	// All below is guarded by mu.
@@ -155,7 +158,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		return nil, fmt.Errorf("mesh-DNS client: read the clock since boot: %w", err)
 	}
 	c := &Client{
-		cfg: cfg, metrics: newClientMetrics(cfg.Registerer), session: uint64(now.Nano()),
+		cfg: cfg, metrics: newClientMetrics(cfg.Registerer), session: uint64(now.Nano()), ackTimeout: ackTimeout,
 		settings: cfg.Settings, names: map[string]VIP{}, pods: map[model.AttachmentKey]*clientPod{},
 		changed: make(chan struct{}), wake: make(chan struct{}, 1),
 		lastErr: errors.New("the registrar does not know all names and pods yet"),

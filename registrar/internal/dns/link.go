@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	dnsv1 "github.com/portolan-mesh/portolan/api/dns/v1"
@@ -20,13 +21,12 @@ const (
 	// between two connections.
 	reconnectFirst = 20 * time.Millisecond
 	reconnectMost  = time.Second
+	// connectTimeout is how long the process may take to answer at all.
+	connectTimeout = 5 * time.Second
 	// ackTimeout is how long the process may take for one revision. It opens a
 	// few sockets for each pod; a process that takes longer hangs.
 	ackTimeout = 15 * time.Second
 )
-
-// errAckTimeout ends a connection to a process that hangs.
-var errAckTimeout = fmt.Errorf("no acknowledgement within %s", ackTimeout)
 
 // Run keeps the process' table equal to what is set, until ctx ends. It connects
 // again whenever the connection is lost, at most a second later.
@@ -86,6 +86,7 @@ func (c *Client) disconnected(err error) bool {
 func (c *Client) connect(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:///mesh-dns",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(dnsv1.MaxMessage)),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			var d net.Dialer
@@ -107,50 +108,53 @@ func (c *Client) connect(ctx context.Context) error {
 		defer close(received)
 		cancel(c.receive(stream, acks))
 	}()
-	err = c.send(ctx, stream, acks)
-	cancel(err)
+	hangs := time.AfterFunc(c.ackTimeout, func() {
+		cancel(fmt.Errorf("no acknowledgement within %s", c.ackTimeout))
+	})
+	c.send(ctx, stream, conversation{acks: acks, hangs: hangs})
+	hangs.Stop()
+	cancel(nil)
 	<-received
 	return context.Cause(ctx)
 }
 
+// conversation is what send and receive share.
+type conversation struct {
+	// acks is told when the revision that was sent last holds.
+	acks <-chan struct{}
+	// hangs ends the connection unless it is stopped in time.
+	hangs *time.Timer
+}
+
 // send sends one revision after the other, each when the one before holds: what
-// is set meanwhile makes one.
-func (c *Client) send(ctx context.Context, stream dnsv1.MeshDNSService_SyncClient, acks <-chan struct{}) error {
-	timeout := time.NewTimer(ackTimeout)
-	defer timeout.Stop()
+// is set meanwhile makes one. It returns when ctx ends, or is about to because
+// the stream did; the reason is the context's.
+func (c *Client) send(ctx context.Context, stream dnsv1.MeshDNSService_SyncClient, with conversation) {
 	for {
 		c.mu.Lock()
 		chunks := c.nextLocked()
 		c.mu.Unlock()
-		for _, m := range chunks {
-			// An error here is io.EOF; why the stream ended is for receive to say.
-			if err := stream.Send(m); err != nil {
-				<-ctx.Done()
-				return context.Cause(ctx)
-			}
-		}
-		done := acks
 		if chunks == nil {
-			done = nil
-		}
-		timeout.Reset(ackTimeout)
-		for waiting := true; waiting; {
-			wake := c.wake
-			if done != nil {
-				wake = nil
-			}
+			with.hangs.Stop()
 			select {
 			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-done:
-				waiting = false
-			case <-wake:
-				waiting = false
-			case <-timeout.C:
-				if done != nil {
-					return errAckTimeout
-				}
+				return
+			case <-c.wake:
 			}
+			continue
+		}
+		with.hangs.Reset(c.ackTimeout)
+		for _, m := range chunks {
+			// Why the stream ended is for receive to say.
+			if err := stream.Send(m); err != nil {
+				<-ctx.Done()
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-with.acks:
 		}
 	}
 }
