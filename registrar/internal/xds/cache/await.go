@@ -216,7 +216,7 @@ func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
 		}
 		return unsubscribed, nil
 	}
-	need := max(t.seq, v.needSeq)
+	need := max(t.seq, v.needSeq, firstSeq)
 	switch {
 	case v.ackedSeq >= need:
 		return acknowledged, nil

@@ -122,6 +122,19 @@ func TestAwaitRemovalAndResend(t *testing.T) {
 	})
 }
 
+// The removal of what a client brought from an earlier connection is awaited as
+// well, though nothing was ever said of the key here.
+func TestAwaitInheritedRemoval(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c, _ := m.open(options{judge: withholdAll})
+		m.must(c.Resume(resource.ListenerType, m.had([]string{"*"}, "gone", "1")))
+		o := m.await(key(cache.Listener, "gone"))
+		m.is(o, "pending")
+		m.release(c, cache.Listener)
+		m.is(o, "acknowledged")
+	})
+}
+
 // Every connected stream counts, one that comes later too; one that goes does
 // not hold it up, and with the last one gone the result says so.
 func TestAwaitStreams(t *testing.T) {

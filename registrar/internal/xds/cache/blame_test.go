@@ -43,6 +43,12 @@ var blameTests = []struct {
 		names: []string{"in|x", "in|x.y"},
 		want:  []bool{true, true},
 	},
+	{
+		name:  "parts joined by a bar",
+		text:  "Error adding/updating cluster(s) app|c1-eth0|8080: no",
+		names: []string{"app|c1-eth0|8080", "app|c1-eth0", "app|c1-eth0|80", "c1-eth0", "c1-eth0|8080"},
+		want:  []bool{true, false, false, false, false},
+	},
 	{name: "no name", text: byDecodingText, names: []string{"a", "Listener", "Proto.x"}, want: []bool{false, false, false}},
 	{name: "ends the text", text: "bad: a.b", names: []string{"a.b", "a"}, want: []bool{true, false}},
 	{name: "full stop", text: "cannot add a.b.", names: []string{"a.b"}, want: []bool{true}},

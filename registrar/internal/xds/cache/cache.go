@@ -11,6 +11,10 @@ import (
 // defaultGateTimeout is how long a gate holds a resource at most.
 const defaultGateTimeout = 2 * time.Second
 
+// firstSeq is the number of the state before the first change. What a view has
+// acknowledged is smaller until it has acknowledged something.
+const firstSeq = 1
+
 // Clock tells the time and calls back; tests own it.
 type Clock interface {
 	// Now returns the present time.
@@ -129,6 +133,7 @@ func New(cfg Config) *Cache {
 		log:         cfg.Logger,
 		clock:       cfg.Clock,
 		gateTimeout: cfg.GateTimeout,
+		seq:         firstSeq,
 		held:        true,
 		demand:      newDemand(),
 		waits:       newWaits(),

@@ -216,13 +216,13 @@ func namesIn(text string, names []string) []bool {
 
 // standsAlone reports whether text[at:end] is not part of a longer name.
 func standsAlone(text string, at, end int) bool {
-	if at > 0 && (nameByte(text[at-1]) || text[at-1] == '.' || text[at-1] == '/') {
+	if at > 0 && (nameByte(text[at-1]) || strings.IndexByte("./|", text[at-1]) >= 0) {
 		return false
 	}
 	if end == len(text) {
 		return true
 	}
-	if next := text[end]; next == '.' || next == ':' || next == '/' {
+	if strings.IndexByte(".:/|", text[end]) >= 0 { // joins parts of a name, or ends it
 		return end+1 == len(text) || !nameByte(text[end+1])
 	}
 	return !nameByte(text[end])

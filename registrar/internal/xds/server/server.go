@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,10 +30,10 @@ const (
 	// minPing is the shortest time between two pings of a client; Envoy's
 	// connection_keepalive interval must be longer, or it is cut off (XDS-R25).
 	minPing = time.Second
-	// pingAfter and pingTimeout find a peer that is gone without a word: after
-	// their sum its streams are closed (XDS-52).
-	pingAfter   = 10 * time.Second
-	pingTimeout = 5 * time.Second
+	// defaultPingAfter and defaultPingTimeout find a peer that is gone without a
+	// word within a quarter of a minute.
+	defaultPingAfter   = 10 * time.Second
+	defaultPingTimeout = 5 * time.Second
 	// stopGrace bounds how long Serve waits for open streams to end.
 	stopGrace = 2 * time.Second
 )
@@ -43,6 +44,10 @@ type Config struct {
 	Cache *cache.Cache
 	// Logger gets the opening and closing of streams. Nil discards them.
 	Logger *slog.Logger
+	// PingAfter and PingTimeout say when a quiet peer is asked whether it lives and
+	// how long it has to answer, before its streams are closed (XDS-52). 0 is ten
+	// and five seconds; a PingAfter below one second is one second.
+	PingAfter, PingTimeout time.Duration
 	// Registerer gets the metrics of the cache; nil registers none.
 	Registerer prometheus.Registerer
 }
@@ -55,6 +60,7 @@ type Server struct {
 
 	cache       *cache.Cache
 	log         *slog.Logger
+	ping        keepalive.ServerParameters
 	stopping    chan struct{}
 	serving     atomic.Bool
 	connections atomic.Uint64
@@ -63,7 +69,15 @@ type Server struct {
 // New returns a server that is not serving yet. It fails if the metrics are
 // registered already.
 func New(cfg Config) (*Server, error) {
-	s := &Server{cache: cfg.Cache, log: cfg.Logger, stopping: make(chan struct{})}
+	s := &Server{
+		cache:    cfg.Cache,
+		log:      cfg.Logger,
+		stopping: make(chan struct{}),
+		ping: keepalive.ServerParameters{
+			Time:    cmp.Or(cfg.PingAfter, defaultPingAfter),
+			Timeout: cmp.Or(cfg.PingTimeout, defaultPingTimeout),
+		},
+	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -86,7 +100,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		grpc.Creds(peerCredentials{connections: &s.connections}),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveParams(s.ping),
 	)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, s)
 	clusterservice.RegisterClusterDiscoveryServiceServer(g, s)
