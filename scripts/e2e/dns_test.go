@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -69,6 +71,21 @@ func TestDNS(t *testing.T) {
 	}
 }
 
+// The first look-up of a pod, right after its ADD, is already the mesh's: an
+// application that starts at once gets no NXDOMAIN that it might remember
+// (contract 4.2, MESH-46).
+func TestDNSFromTheStart(t *testing.T) {
+	n := startNode(t, node.Options{})
+	addPod(t, n, multiPort("payments-1"))
+	waitHealthy(t, n, 8080, 1)
+	for i := range 10 {
+		client := addClient(t, n, fmt.Sprintf("client-%d", i))
+		if got, err := client.Lookup(t.Context(), "payments.aether.internal"); err != nil || got.Rcode != "NOERROR" {
+			t.Errorf("%s: %+v (%v), want the service's address", client.Spec.Name, got, err)
+		}
+	}
+}
+
 // While `registrar run` is away mesh names and others resolve as before; with
 // `registrar dns` gone too, names outside the mesh resolve again within 5 s
 // (contract section 5).
@@ -85,6 +102,14 @@ func TestDNSWhileAway(t *testing.T) {
 			t.Errorf("%s with the registrar away: %+v (%v), want %s", name, got, err, want)
 		}
 	}
+	// The table is written at most once a second.
+	eventually(t, 5*time.Second, func() string {
+		table, err := os.ReadFile("/var/lib/portolan/dns.json")
+		if err != nil || !strings.Contains(string(table), "payments") || !strings.Contains(string(table), client.ContainerID) {
+			return fmt.Sprintf("the table on disk is %s (%v)", table, err)
+		}
+		return ""
+	})
 	if err := n.DNS.Kill(); err != nil {
 		t.Fatal(err)
 	}
