@@ -47,7 +47,8 @@ type Engine struct {
 
 // New returns an Engine that knows the saved services: what earlier Changes with Entry
 // set asked to keep. now is when the time of services begins that have no LastSeen.
-// The error says which setting or entry is unusable.
+// The error says which setting is wrong, or is an *EntryError for the first entry that is
+// unusable or contradicts an earlier one.
 func New(cfg Config, saved []Entry, now time.Time) (*Engine, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("projection: %w", err)
@@ -70,7 +71,7 @@ func New(cfg Config, saved []Entry, now time.Time) (*Engine, error) {
 	}
 	for _, entry := range saved {
 		if err := e.load(entry); err != nil {
-			return nil, fmt.Errorf("projection: saved service %s: %w", entry.Service, err)
+			return nil, &EntryError{Service: entry.Service, Err: err}
 		}
 	}
 	e.heatFlats()

@@ -57,6 +57,22 @@ func (e *Engine) Entry(key model.ServiceKey) (entry Entry, ok bool) {
 	return entry, true
 }
 
+// EntryError is about one saved entry; without that entry New may succeed.
+type EntryError struct {
+	// Service is the entry's key.
+	Service model.ServiceKey
+	// Err says what is wrong with it.
+	Err error
+}
+
+// Error names the service and the reason.
+func (e *EntryError) Error() string {
+	return fmt.Sprintf("projection: saved service %s: %v", e.Service, e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *EntryError) Unwrap() error { return e.Err }
+
 // validate refuses an entry that this package cannot have made.
 func (n Entry) validate() error {
 	if len(n.Ports) == 0 {

@@ -1,6 +1,7 @@
 package projection
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -215,6 +216,10 @@ func TestNewRefusesEntries(t *testing.T) {
 	_, err = New(testConfig(), []Entry{good(), other}, t0)
 	if err == nil || err.Error() != "projection: saved service shop/s: its flat name belongs to two services" {
 		t.Errorf("one name twice: %v", err)
+	}
+	var bad *EntryError
+	if !errors.As(err, &bad) || bad.Service != other.Service {
+		t.Errorf("the error does not name the entry to leave out: %#v", err)
 	}
 }
 

@@ -91,12 +91,18 @@ func (w *world) act() {
 			w.noteCommitted()
 		}
 	case n < 993:
-		w.log("a fresh Envoy")
-		w.envoy = newSimEnvoy()
+		early := w.pub.early
+		if w.r.IntN(2) == 0 {
+			w.log("a fresh Envoy")
+			w.envoy, early = newSimEnvoy(), map[string]bool{}
+		} else {
+			w.log("Envoy connects again")
+		}
 		w.e.ResetUnknown()
 		w.pub.flush()
 		w.noteCommitted()
 		w.pub.connect(w.envoy)
+		maps.Copy(w.pub.early, early)
 	case n < 995:
 		w.restart()
 	case n < 998:

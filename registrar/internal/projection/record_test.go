@@ -85,6 +85,9 @@ func TestGenerations(t *testing.T) {
 	do(at(6, "8080*+"))
 	do(at(5, "8080*+"))
 	want("deleted stays deleted", "payments 8080 http: b")
+	if e.Has("a") || !e.Has("b") {
+		t.Error("Has does not follow")
+	}
 	e.Delete("c", 3, t0)
 	p := at(3, "8080*+")
 	p.UID = "c"

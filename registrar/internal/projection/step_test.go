@@ -81,6 +81,11 @@ func TestDefaultChange(t *testing.T) {
 	if a := e.Resolve(f + ":9090"); a.Kind != Refused || a.Service != key(svc) {
 		t.Errorf("retired name: %+v", a)
 	}
+	// An Envoy that only lost its stream asks again for all it ever asked for (XDS-R2).
+	e.ResetUnknown()
+	if a := e.Resolve(f + ":9090"); a.Kind != Refused {
+		t.Errorf("retired name on a new stream: %+v", a)
+	}
 	// It is one again when the default changes back, and the other name goes.
 	upsert(t, e, pod("b", svc, "10.0.0.2", "8080*+ 9090+"))
 	rest(e)

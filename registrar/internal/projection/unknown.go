@@ -127,17 +127,10 @@ func (e *Engine) Resolve(name string) Answer {
 	return a
 }
 
-// ResetUnknown forgets what Envoy asked for and what it must not keep: a fresh Envoy
-// connected, which holds nothing.
-func (e *Engine) ResetUnknown() {
-	e.asked = newAskedNames()
-	for _, s := range e.services {
-		if len(s.retired) > 0 {
-			s.retired = nil
-			e.note(s).Entry = true
-		}
-	}
-}
+// ResetUnknown forgets what Envoy asked for: an Envoy connects, and asks again for what it
+// still has. Retired names stay so, as an Envoy that only lost its stream asks for them
+// again too (XDS-R2), and a fresh one has the route table before it has a listener.
+func (e *Engine) ResetUnknown() { e.asked = newAskedNames() }
 
 // AtCap says whether the cap of remembered names is reached: the route table should
 // then answer unknown names itself.
