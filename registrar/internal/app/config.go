@@ -101,6 +101,7 @@ type runConfig struct {
 	DNSUpstream []string
 	Registry    string
 	DrainWait   time.Duration
+	Sweep       time.Duration
 	XDSGroup    int
 	LogLevel    string
 }
@@ -118,6 +119,7 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.DNSUpstream, "dns-upstream", nil, "resolvers for names outside the mesh, host or host:port (default: this host's resolv.conf)")
 	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded")
 	f.DurationVar(&c.DrainWait, "drain-wait", time.Second, "how long DEL waits at most until this node's Envoy has let go of the pod")
+	f.DurationVar(&c.Sweep, "sweep-interval", 10*time.Second, "how often attachments whose pod is gone, the spool and the captures are looked at")
 	f.IntVar(&c.XDSGroup, "xds-socket-gid", -1, "group that may connect to the xDS socket (default: leave as created)")
 	f.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 }
@@ -127,13 +129,16 @@ func (c *runConfig) validate() error {
 	if c.Registry != backendEmbedded {
 		errs = append(errs, fmt.Errorf("--registry %q: this version has the backend %q", c.Registry, backendEmbedded))
 	}
-	for flag, path := range map[string]string{
-		"cni-socket": c.CNISocket, "xds-socket": c.XDSSocket, "dns-socket": c.DNSSocket, "admin-socket": c.AdminSocket,
-		"netns-dir": c.NetnsDir, "spool-dir": c.SpoolDir, "state-dir": c.StateDir,
+	for _, p := range []struct{ flag, path string }{
+		{"cni-socket", c.CNISocket}, {"xds-socket", c.XDSSocket}, {"dns-socket", c.DNSSocket}, {"admin-socket", c.AdminSocket},
+		{"netns-dir", c.NetnsDir}, {"spool-dir", c.SpoolDir}, {"state-dir", c.StateDir},
 	} {
-		if !filepath.IsAbs(path) {
-			errs = append(errs, fmt.Errorf("--%s %q: need an absolute path", flag, path))
+		if !filepath.IsAbs(p.path) {
+			errs = append(errs, fmt.Errorf("--%s %q: need an absolute path", p.flag, p.path))
 		}
+	}
+	if c.Sweep <= 0 || c.DrainWait < 0 {
+		errs = append(errs, fmt.Errorf("--sweep-interval %s, --drain-wait %s: need a time above 0", c.Sweep, c.DrainWait))
 	}
 	if err := loopbackAddress(c.HTTPAddress); err != nil {
 		errs = append(errs, fmt.Errorf("--http-address %w", err))

@@ -237,7 +237,7 @@ func (d *daemon) makePods() error {
 	}
 	d.pods, err = attach.New(attach.Config{
 		DB: d.db, Log: d.component("attach"), Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, Locality: d.locality(),
-		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, Now: time.Now,
+		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, SweepInterval: d.cfg.Sweep, Now: time.Now,
 		Mesh: d.publisher, Registry: d.backend, Identities: ensurer{d.identities}, Names: d.names,
 		Readiness: listenTables{Watcher: d.readiness, log: d.component("readiness")}, Capture: d.capture,
 		Unsupported: capture.Probe(),
@@ -311,6 +311,7 @@ func (d *daemon) servePods(ctx context.Context) error {
 	if err := d.names.setPods(d.pods.Pods()); err != nil {
 		return err
 	}
+	d.awaitPublished(ctx)
 	d.cache.Release()
 	l, err := d.listenCNI(ctx)
 	if err != nil {
@@ -328,6 +329,27 @@ func (d *daemon) servePods(ctx context.Context) error {
 		return nil
 	})
 	return g.Wait()
+}
+
+// publishTimeout bounds how long a start waits for its own pods' records to come
+// back from the registry.
+const publishTimeout = 2 * time.Second
+
+// awaitPublished keeps Envoy unanswered until the records of restored pods are
+// projected: a registrar that lost its state must not take away what Envoy has
+// (XDS-43, contract 4.8).
+func (d *daemon) awaitPublished(ctx context.Context) {
+	var uids []string
+	for _, p := range d.pods.Pods() {
+		if len(p.Ports) > 0 {
+			uids = append(uids, p.Key.String())
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if err := d.publisher.AwaitProjected(ctx, uids); err != nil {
+		d.log.Warn("not all restored pods are projected yet; Envoy is answered without them", "error", err)
+	}
 }
 
 func (d *daemon) listenCNI(ctx context.Context) (net.Listener, error) {

@@ -216,6 +216,8 @@ func (m *Manager) evictAddresses(pod model.Pod) {
 	m.mu.Unlock()
 	for _, p := range old {
 		m.log.Warn("address has a new owner, the older attachment is withdrawn", "attachment", p.Key.String(), "pod", p.Name, "new", pod.Key.String())
-		m.forget(context.Background(), p.Key, "address re-used")
+		if err := m.forget(context.Background(), p.Key, "address re-used", atOnce); err != nil {
+			m.log.Error("cannot remove the record of an older attachment", "attachment", p.Key.String(), "error", err)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package attach
 
 import (
 	"context"
-	"errors"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
@@ -15,12 +14,22 @@ func (m *Manager) Del(ctx context.Context, key model.AttachmentKey) error {
 		return err
 	}
 	defer unlock()
-	return m.forget(ctx, key, "DEL")
+	return m.forget(ctx, key, "DEL", drained)
 }
+
+// leave says whether callers of a pod get time to let go of it.
+type leave uint8
+
+const (
+	// drained waits, within bounds, until this node's Envoy no longer uses the pod.
+	drained leave = iota
+	// atOnce is for what is already dead.
+	atOnce
+)
 
 // forget tears one attachment down and removes its record. The caller holds the
 // key's lock, or is sure that nobody works on the key.
-func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why string) error {
+func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why string, how leave) error {
 	m.mu.Lock()
 	a, ok := m.pods[key]
 	if !ok || a.leaving {
@@ -31,56 +40,58 @@ func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why strin
 	pod := a.pod
 	m.mu.Unlock()
 
-	m.withdraw(ctx, pod)
+	m.withdraw(pod)
+	if how == drained && len(pod.Ports) > 0 {
+		m.awaitWithdrawn(ctx, pod)
+	}
 	m.teardown(pod, why)
 	err := m.store.remove(key)
 	m.drop(key)
 	return err
 }
 
-// withdraw takes the endpoint out and waits, within bounds, until this node's
-// Envoy no longer uses it, so that requests in flight can finish.
-func (m *Manager) withdraw(ctx context.Context, pod model.Pod) {
-	if len(pod.Ports) == 0 {
-		return
-	}
+// withdraw takes the pod's record out of the registry, whatever becomes of the
+// request that asked for it.
+func (m *Manager) withdraw(pod model.Pod) {
 	m.mu.Lock()
 	var gen uint64
 	if a, ok := m.pods[pod.Key]; ok {
-		gen = a.generation
+		gen, a.generation = a.generation, 0
 	}
 	m.mu.Unlock()
-	uid := pod.Key.String()
-	if err := m.cfg.Registry.Withdraw(ctx, uid, m.nextGeneration(gen)); err != nil {
-		m.log.Error("cannot withdraw endpoint", "uid", uid, "error", err)
+	if gen == 0 && len(pod.Ports) == 0 {
 		return
 	}
-	wait, cancel := context.WithTimeout(ctx, m.cfg.DrainWait)
+	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
 	defer cancel()
-	if err := m.cfg.Mesh.AwaitWithdrawn(wait, pod.Service, uid); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		m.log.Debug("endpoint withdrawn without Envoy's word", "uid", uid, "error", err)
+	if err := m.cfg.Registry.Withdraw(ctx, pod.Key.String(), m.nextGeneration(gen)); err != nil {
+		m.log.Error("cannot withdraw endpoint", "uid", pod.Key.String(), "error", err)
 	}
 }
 
-// teardown takes the pod from everybody that tell told.
+// awaitWithdrawn waits, within bounds, until this node's Envoy no longer uses the
+// endpoint, so that requests in flight can finish.
+func (m *Manager) awaitWithdrawn(ctx context.Context, pod model.Pod) {
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.DrainWait)
+	defer cancel()
+	if err := m.cfg.Mesh.AwaitWithdrawn(ctx, pod.Service, pod.Key.String()); err != nil {
+		m.log.Debug("endpoint withdrawn without Envoy's word", "attachment", pod.Key.String(), "error", err)
+	}
+}
+
+// teardown takes the pod from everybody that tell told, and from the registry if
+// it is still there.
 func (m *Manager) teardown(pod model.Pod, why string) {
 	m.mu.Lock()
-	a, ok := m.pods[pod.Key]
 	published := false
-	var gen uint64
-	if ok {
-		published = !a.leaving && a.generation > 0
-		gen = a.generation
+	if a, ok := m.pods[pod.Key]; ok {
 		a.leaving = true
+		published = a.generation > 0
 	}
 	m.mu.Unlock()
 	m.cfg.Readiness.Forget(pod.Key)
 	if published {
-		ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
-		defer cancel()
-		if err := m.cfg.Registry.Withdraw(ctx, pod.Key.String(), m.nextGeneration(gen)); err != nil {
-			m.log.Error("cannot withdraw endpoint", "uid", pod.Key.String(), "error", err)
-		}
+		m.withdraw(pod)
 	}
 	m.cfg.Names.RemovePod(pod.Key)
 	m.cfg.Mesh.RemovePod(pod.Key)

@@ -103,6 +103,8 @@ type Config struct {
 	NetnsDir, SpoolDir string
 	// DrainWait bounds how long Del waits for callers to let go of the pod.
 	DrainWait time.Duration
+	// SweepInterval is how often ghosts, the spool and captures are looked at.
+	SweepInterval time.Duration
 	// Now is the clock.
 	Now func() time.Time
 	// Unsupported says what the kernel lacks to mesh a pod; nil when nothing

@@ -202,7 +202,7 @@ func newManager(t *testing.T, w *world, db *bolt.DB) *Manager {
 	t.Helper()
 	m, err := New(Config{
 		DB: db, Log: slog.New(slog.DiscardHandler), Node: "node1", TrustDomain: "aether.internal",
-		NetnsDir: t.TempDir(), SpoolDir: t.TempDir(), DrainWait: time.Second, Now: time.Now,
+		NetnsDir: t.TempDir(), SpoolDir: t.TempDir(), DrainWait: time.Second, SweepInterval: time.Hour, Now: time.Now,
 		Mesh: w, Registry: w, Identities: fakeIdentities{w}, Names: fakeNames{w},
 		Readiness: fakeReadiness{w}, Capture: fakeCapture{w},
 	})

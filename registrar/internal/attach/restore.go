@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/cni/spool"
@@ -24,15 +25,17 @@ const (
 	adoptTimeout = 5 * time.Second
 )
 
-// Restore replays the DELs that were spooled while nobody listened and tells
+// Restore replays the DELs that were spooled while nobody listened, finds pods
+// whose record was lost by what the plugin left beside their pins, and tells
 // everybody what is attached. Call it once, after the other parts run and before
-// the CNI socket opens (CNI-29).
+// Envoy is answered and the CNI socket opens (CNI-29, XDS-43).
 func (m *Manager) Restore(ctx context.Context) error {
 	wiped, err := m.markRun()
 	if err != nil {
 		return err
 	}
 	m.replayDeleted(ctx)
+	m.recover()
 	pods := m.Pods()
 	for _, p := range pods {
 		switch {
@@ -48,6 +51,33 @@ func (m *Manager) Restore(ctx context.Context) error {
 	}
 	m.log.Info("attachments restored", "stored", len(pods), "running", len(m.provenPods()), "rebooted", wiped)
 	return nil
+}
+
+// recover takes the pods that have a note and a pin but no record: the state file
+// was lost, or their ADD was in a crash (MESH-41). They were proven, or their ADD
+// failed and its DEL follows.
+func (m *Manager) recover() {
+	for _, e := range m.scan(m.cfg.NetnsDir) {
+		if e.Kind != spool.Attached {
+			continue
+		}
+		req := e.Note.GetAttached()
+		key := keyOf(req.GetAttachment())
+		if _, err := m.Check(key); err == nil {
+			continue
+		}
+		d, err := Decide(req, m.cfg.TrustDomain, time.Unix(0, e.Note.GetUnixNanos()))
+		if err != nil || !d.Meshed || m.cfg.Capture.Gone(d.Pod) {
+			continue
+		}
+		if err := m.store.put(d.Pod); err != nil {
+			m.log.Error("cannot store a recovered attachment; the next start recovers it again", "attachment", key.String(), "error", err)
+		}
+		m.mu.Lock()
+		m.pods[key] = &attachment{pod: d.Pod, proven: true}
+		m.mu.Unlock()
+		m.log.Warn("attachment had no record and is recovered from the plugin's note", "attachment", key.String(), "pod", d.Pod.Name, "service", d.Pod.Service.String())
+	}
 }
 
 // markRun reports whether the run folder was wiped since the last start.
@@ -67,8 +97,12 @@ func (m *Manager) markRun() (wiped bool, err error) {
 	return wiped, nil
 }
 
+// firstState bounds how long a start waits for a pod's listen table.
+const firstState = 2 * time.Second
+
 // restorePod tells everybody of a stored pod. Its ports stay published as they
-// were until the listen table speaks (contract 4.8).
+// were until the listen table speaks (contract 4.8), and for that it waits: a pod
+// that nobody published yet must be in the registry before Envoy is answered.
 func (m *Manager) restorePod(ctx context.Context, p model.Pod) error {
 	if err := m.cfg.Identities.Ensure(ctx, p.Identity); err != nil {
 		return fmt.Errorf("no certificate for %s of attachment %s: %w", p.Identity.SPIFFE(), p.Key, err)
@@ -79,10 +113,23 @@ func (m *Manager) restorePod(ctx context.Context, p model.Pod) error {
 	}
 	m.mu.Unlock()
 	m.tell(p)
-	err := m.cfg.Readiness.Watch(p, func(s PortState) { m.observe(p.Key, s) })
+	seen := make(chan struct{})
+	var once sync.Once
+	err := m.cfg.Readiness.Watch(p, func(s PortState) {
+		m.observe(p.Key, s)
+		once.Do(func() { close(seen) })
+	})
 	if err != nil {
 		// The netns went between the check and here: a ghost for the sweep.
 		m.log.Warn("cannot read the listen table of a stored attachment", "attachment", p.Key.String(), "error", err)
+		return nil
+	}
+	t := time.NewTimer(firstState)
+	defer t.Stop()
+	select {
+	case <-seen:
+	case <-t.C:
+	case <-ctx.Done():
 	}
 	return nil
 }
@@ -130,8 +177,7 @@ func (m *Manager) replayDeleted(ctx context.Context) {
 }
 
 // Replay takes what the plugin left on disk since the last pass: spooled DELs,
-// pods that run unmeshed although they should not, and pins without a record
-// (their ADD was lost in a crash, or state.db was).
+// pods that run unmeshed although they should not, and pins whose ADD was lost.
 func (m *Manager) Replay(ctx context.Context) {
 	m.replayDeleted(ctx)
 	for _, p := range m.Pods() {

@@ -10,8 +10,6 @@ import (
 )
 
 const (
-	// sweepInterval is how often ghosts are looked for.
-	sweepInterval = 10 * time.Second
 	// ghostPasses is how many sweeps must find a netns gone before its attachment
 	// is forgotten: a runtime between unmount and DEL is no ghost.
 	ghostPasses = 3
@@ -30,7 +28,7 @@ func breaker(n, total int) bool {
 // Run sweeps until ctx ends: ghosts, the spool, and captures that somebody
 // flushed.
 func (m *Manager) Run(ctx context.Context) error {
-	t := time.NewTicker(sweepInterval)
+	t := time.NewTicker(m.cfg.SweepInterval)
 	defer t.Stop()
 	for {
 		select {
@@ -84,19 +82,12 @@ func (m *Manager) sweep(ctx context.Context, p model.Pod, why string) {
 		return
 	}
 	defer unlock()
-	if err := m.forget(noWait(ctx), p.Key, why); err != nil {
+	if err := m.forget(ctx, p.Key, why, atOnce); err != nil {
 		m.log.Error("cannot remove the record of a swept attachment", "attachment", p.Key.String(), "error", err)
 	}
 	if err := m.cfg.Capture.Unpin(p.Key); err != nil {
 		m.log.Warn("cannot remove the pin of a swept attachment", "attachment", p.Key.String(), "error", err)
 	}
-}
-
-// noWait is for detaching what is already dead: nobody's requests are in flight.
-func noWait(ctx context.Context) context.Context {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	cancel()
-	return ctx
 }
 
 // GC forgets the attachments of network that the runtime no longer has (C19) and
@@ -159,10 +150,28 @@ func (m *Manager) SyncTCPPorts() {
 	}
 }
 
-func (m *Manager) syncTCPPorts(p model.Pod) {
-	if err := m.cfg.Capture.SetTCPPorts(p, m.cfg.Mesh.TCPPorts()); err != nil {
-		m.log.Warn("cannot set the TCP ports of a pod's capture; the next sweep tries again", "attachment", p.Key.String(), "pod", p.Name, "error", err)
+// The plugin programs a pod's capture while the proof is awaited, and may come
+// after it: then the set is offered again, syncTries times.
+const (
+	syncRetry = 50 * time.Millisecond
+	syncTries = 40
+)
+
+func (m *Manager) syncTCPPorts(p model.Pod) { m.trySyncTCPPorts(p, syncTries) }
+
+func (m *Manager) trySyncTCPPorts(p model.Pod, tries int) {
+	err := m.cfg.Capture.SetTCPPorts(p, m.cfg.Mesh.TCPPorts())
+	if err == nil {
+		return
 	}
+	if _, gone := m.Check(p.Key); gone != nil {
+		return
+	}
+	if tries > 0 {
+		time.AfterFunc(syncRetry, func() { m.trySyncTCPPorts(p, tries-1) })
+		return
+	}
+	m.log.Warn("cannot set the TCP ports of a pod's capture; the next sweep tries again", "attachment", p.Key.String(), "pod", p.Name, "error", err)
 }
 
 // provenPods returns the pods that run with a proven mesh, in key order.

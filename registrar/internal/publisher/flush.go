@@ -57,6 +57,9 @@ func (p *Publisher) flush() {
 // apply gives Envoy the pending changes that pass, as one batch, and then awaits
 // the steps they are in. The caller holds mu.
 func (p *Publisher) apply(pass func(*pendingChange) bool) {
+	if p.watched > 0 {
+		defer p.notify()
+	}
 	var ready []model.ServiceKey
 	for key, pc := range p.pending {
 		if pass(pc) {

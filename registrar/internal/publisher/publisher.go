@@ -48,8 +48,10 @@ type Publisher struct {
 	engine *projection.Engine
 	// synced: the registry told all its records. connected: an Envoy is there.
 	synced, connected bool
-	// changed is closed and replaced whenever synced or connected change.
+	// changed is closed and replaced whenever synced or connected change, and with
+	// every change of the projection while somebody watches it.
 	changed chan struct{}
+	watched int
 
 	// pending is what changed and was not given to Envoy yet, by service.
 	pending map[model.ServiceKey]*pendingChange
@@ -226,6 +228,30 @@ func (p *Publisher) AwaitSynced(ctx context.Context) error {
 			return ""
 		}
 		return p.missing()
+	})
+}
+
+// AwaitProjected waits until these records are in the projection and what follows
+// from them is in the cache.
+func (p *Publisher) AwaitProjected(ctx context.Context, uids []string) error {
+	p.mu.Lock()
+	p.watched++
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		p.watched--
+		p.mu.Unlock()
+	}()
+	return p.awaitChange(ctx, func() string {
+		for _, uid := range uids {
+			if !p.engine.Has(uid) {
+				return "record " + uid + " has not come from the registry"
+			}
+		}
+		if len(p.pending) > 0 {
+			return "the catalogue is not saved"
+		}
+		return ""
 	})
 }
 

@@ -1,6 +1,7 @@
 package publisher
 
 import (
+	"strings"
 	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -48,6 +49,16 @@ func (p *Publisher) await(key model.ServiceKey, step *awaitedStep, keys []cache.
 	step.cancel = p.cache.Await(keys, func(r cache.Result) { p.onStep(key, step, keys, r) })
 }
 
+// clusterKey is the cache key of a service's cluster. One that the cache does not have
+// is acknowledged with its removal, or at once if Envoy never asked for it.
+func (p *Publisher) clusterKey(name string) cache.Key {
+	kind := cache.OnDemandCluster
+	if g, ok := p.given[name]; ok {
+		kind = g.kind
+	}
+	return cache.Key{Kind: kind, Name: name}
+}
+
 // awaitKeys turns what a step awaits into cache keys. A cluster that Envoy does
 // not hold counts as acknowledged.
 func (p *Publisher) awaitKeys(awaits []projection.Await) []cache.Key {
@@ -57,8 +68,13 @@ func (p *Publisher) awaitKeys(awaits []projection.Await) []cache.Key {
 		case projection.AwaitRoutes:
 			keys = append(keys, cache.Key{Kind: cache.Route, Name: resource.RoutesName})
 		case projection.AwaitCluster:
-			if g, ok := p.given[a.Name]; ok {
-				keys = append(keys, cache.Key{Kind: g.kind, Name: a.Name})
+			keys = append(keys, p.clusterKey(a.Name))
+		case projection.AwaitClusters:
+			keys = append(keys, p.clusterKey(a.Name))
+			for name := range p.given {
+				if strings.HasPrefix(name, a.Name+":") {
+					keys = append(keys, p.clusterKey(name))
+				}
 			}
 		case projection.AwaitEndpoints:
 			if _, ok := p.given[a.Name]; ok {
