@@ -36,13 +36,18 @@ func inside() int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, context.Canceled):
+	case interrupted(ctx, err):
 		fmt.Fprintln(os.Stderr, "demo: interrupted; everything it made is gone")
 		return 130
 	default:
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		return 1
 	}
+}
+
+// interrupted reports whether err only says that the user ended the demo.
+func interrupted(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() != nil && !errors.Is(err, errFailed)
 }
 
 type settings struct {
@@ -64,10 +69,10 @@ func run(ctx context.Context, out io.Writer, s settings) error {
 	}
 	begin := time.Now()
 	n, err := node.Start(ctx, node.Options{Bin: bin, Envoy: s.envoy, LogDir: logDir})
+	if interrupted(ctx, err) {
+		return err
+	}
 	if err != nil {
-		if errors.Is(err, context.Canceled) {
-			return err
-		}
 		return copyLogs(logDir, err)
 	}
 	fmt.Fprintf(out, "a node with its registrar, mesh DNS and Envoy: %s\n", since(begin))
@@ -79,10 +84,14 @@ func run(ctx context.Context, out io.Writer, s settings) error {
 	if closeErr := n.Close(cleanUp); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("clean up: %w", closeErr))
 	}
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if interrupted(ctx, err) {
+		return err
+	}
+	if err != nil {
 		err = copyLogs(logDir, err)
 	}
-	if r.passed+r.failed > 0 && !errors.Is(err, context.Canceled) {
+	// The last line; with keep it was shown before the wait.
+	if r.passed+r.failed > 0 && !s.keep {
 		r.total()
 	}
 	return err
@@ -104,6 +113,7 @@ func show(ctx context.Context, n *node.Node, r *report, keep bool) error {
 		return err
 	}
 	if keep {
+		r.total()
 		lookAround(r.out, sc)
 		<-ctx.Done()
 	}
