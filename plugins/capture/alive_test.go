@@ -117,6 +117,30 @@ func TestAliveMarkAndPorts(t *testing.T) {
 	}
 }
 
+// CNI-61: DNS servers on the pod's own addresses are never captured, alive or not.
+func TestAliveOwnServers(t *testing.T) {
+	pod := dnsWorld(t)
+	own := map[string]string{"udp4": "127.0.0.1:53", "udp6": "[::1]:53", "tcp4": "10.0.0.2:53"}
+	for network, addr := range own {
+		pod.Serve(t, network, addr, "own")
+	}
+	pod.Serve(t, "udp4", "10.0.0.2:53", "own")
+	alive := keepAlive(t, pod)
+	for _, step := range []string{"alive", "withdrawn"} {
+		for network, addr := range own {
+			if got := pod.Get(t, network, addr); got != "own" {
+				t.Errorf("%s: %s %s was answered by %q", step, network, addr, got)
+			}
+		}
+		if got := pod.Get(t, "udp4", "10.0.0.2:53"); got != "own" {
+			t.Errorf("%s: own address was answered by %q", step, got)
+		}
+		if err := alive.Withdraw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Without our table, or without captured DNS, Refresh says so and Withdraw has
 // nothing to do; after a repair the same Alive goes on.
 func TestAliveNoTable(t *testing.T) {

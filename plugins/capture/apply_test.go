@@ -75,7 +75,9 @@ func TestApplyTwice(t *testing.T) {
 	shuffled.ExcludeRanges = []netip.Prefix{netip.MustParsePrefix("10.1.2.3/8"), vip4}
 	other := dual()
 	other.DNS, other.VIPRanges, other.TCPPorts = false, []netip.Prefix{vip4}, nil
-	for i, step := range [][]capture.Config{{cfg}, {shuffled}, {other, cfg}, {dual(), cfg}} {
+	more := cfg
+	more.TCPPorts = append(slices.Clone(cfg.TCPPorts), netip.MustParseAddrPort("198.18.0.99:1"))
+	for i, step := range [][]capture.Config{{cfg}, {shuffled}, {other, cfg}, {dual(), cfg}, {more, cfg}} {
 		for _, c := range step {
 			apply(t, n, c)
 		}

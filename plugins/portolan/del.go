@@ -82,22 +82,16 @@ func (p *plugin) detach(log *slog.Logger, conf netconf.Config, key *cniv1.Attach
 	if err != nil || isStrangers(conf, key) {
 		return
 	}
-	var errs []error
-	// By the pin, never by CNI_NETNS: that path may mean another pod or the node
-	// by now (CNI-D6).
-	if path := pin.Path(conf.NetnsDir, base); isPinned(path) {
-		errs = append(errs, p.capture.Remove(path))
+	errs := []error{
+		// By the pin, never by CNI_NETNS: that path may mean another pod or the
+		// node by now (CNI-D6).
+		p.capture.Remove(pin.Path(conf.NetnsDir, base)),
+		pin.Unpin(conf.NetnsDir, base), removeNote(conf.SpoolDir, key, spool.Unmeshed),
 	}
-	errs = append(errs, pin.Unpin(conf.NetnsDir, base), removeNote(conf.SpoolDir, key, spool.Unmeshed))
 	if forget {
 		errs = append(errs, removeNote(conf.NetnsDir, key, spool.Attached))
 	}
 	if err := errors.Join(errs...); err != nil {
 		log.Warn("something of the pod is left", "error", err)
 	}
-}
-
-func isPinned(path string) bool {
-	_, err := pin.Identify(path)
-	return err == nil
 }

@@ -134,7 +134,8 @@ func (f *Failure) spoken() bool {
 	text := status.Convert(f.Err).Message()
 	for _, own := range []string{
 		"connection error", "error reading from server", "closing transport", "transport is closing", "the connection is",
-		"the client connection", "context deadline exceeded", "name resolver", "latest balancer error",
+		"the client connection", "context deadline exceeded", "name resolver", "latest balancer error", "RST_STREAM",
+		"unexpected HTTP status",
 	} {
 		if strings.Contains(text, own) {
 			return false

@@ -52,10 +52,17 @@ func TestPin(t *testing.T) {
 	if a.ID == b.ID {
 		t.Fatal("two namespaces have one ID")
 	}
+	var mounted uint64
 	for range 3 {
 		path, err := pin.Pin(dir, "c1-eth0", a)
 		if err != nil || path != filepath.Join(dir, "c1-eth0") {
 			t.Fatalf("Pin = %q, %v", path, err)
+		}
+		// Envoy opens the path at any time: it must not be gone in between.
+		if id := mountID(t, path); mounted != 0 && id != mounted {
+			t.Error("the pin was mounted anew")
+		} else {
+			mounted = id
 		}
 	}
 	first.Unmount(t)
@@ -83,6 +90,17 @@ func TestPin(t *testing.T) {
 	if err := pin.Unpin(filepath.Join(dir, "none"), "c1-eth0"); err != nil {
 		t.Errorf("Unpin in a folder that is not there: %v", err)
 	}
+}
+
+// mountID returns the kernel's number of the mount at path, which is never given
+// twice (from Linux 6.8 on; before, it may be).
+func mountID(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_MNT_ID_UNIQUE, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Mnt_id
 }
 
 func mounts(t *testing.T, path string) int {
@@ -183,23 +201,68 @@ func TestPinIsSeenElsewhere(t *testing.T) {
 // C6: plugins that run side by side make the folder one shared mount, not a stack
 // of them.
 func TestPinParallel(t *testing.T) {
+	n := open(t, nettest.New(t).Path)
+	for range 20 {
+		dir := folder(t)
+		var all sync.WaitGroup
+		start := make(chan struct{})
+		errs := make([]error, 16)
+		for i := range errs {
+			all.Go(func() {
+				<-start
+				name := fmt.Sprintf("c%d-eth0", i)
+				_, err := pin.Pin(dir, name, n)
+				errs[i] = errors.Join(err, pin.Unpin(dir, name))
+			})
+		}
+		close(start)
+		all.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		if got := mounts(t, dir); got != 1 {
+			t.Fatalf("%d mounts on the folder, want 1", got)
+		}
+	}
+}
+
+// C6: a plugin waits for the other one that is making the folder a mount.
+func TestPinWaitsForLock(t *testing.T) {
 	dir := folder(t)
 	n := open(t, nettest.New(t).Path)
-	var all sync.WaitGroup
-	errs := make([]error, 16)
-	for i := range errs {
-		all.Go(func() {
-			name := fmt.Sprintf("c%d-eth0", i)
-			_, err := pin.Pin(dir, name, n)
-			errs[i] = errors.Join(err, pin.Unpin(dir, name))
-		})
-	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+	lock, err := os.Open(filepath.Dir(dir))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if got := mounts(t, dir); got != 1 {
-		t.Errorf("%d mounts on the folder, want 1", got)
+	defer func() { _ = lock.Close() }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := pin.Pin(dir, "c1-eth0", n)
+		done <- err
+	}()
+	for waiting := false; !waiting; {
+		select {
+		case err := <-done:
+			t.Fatalf("Pin did not wait: %v", err)
+		default:
+		}
+		locks, err := os.ReadFile("/proc/locks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting = strings.Contains(string(locks), "-> FLOCK")
+	}
+	if got := mounts(t, dir); got != 0 {
+		t.Errorf("%d mounts on the folder while another plugin has the lock", got)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 
