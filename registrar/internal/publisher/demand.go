@@ -20,11 +20,7 @@ func (p *Publisher) onDemand(d cache.Demand) {
 		case cache.OnDemandCluster:
 			p.give(b, key.Name, cache.OnDemandCluster)
 		case cache.Endpoints:
-			if c, ok := p.engine.Cluster(key.Name); ok {
-				p.setEndpoints(b, c)
-			} else {
-				b.remove(key) // the cache answers with an empty assignment
-			}
+			p.giveEndpoints(b, key.Name)
 		case cache.Secret, cache.Route, cache.WildcardCluster, cache.Listener:
 			// What exists of these is in the cache already.
 			b.remove(key)

@@ -104,10 +104,16 @@ func (p *Publisher) reshape(b *batch, key model.ServiceKey, shape projection.Vie
 		p.wake()
 	}
 	for _, c := range shape.Clusters {
-		// A name that was taken from Envoy is still subscribed, and will not be asked
-		// for again (XDS-D4).
-		if _, ok := p.given[c.Name]; !ok && p.cache.Subscribed(cache.Key{Kind: cache.OnDemandCluster, Name: c.Name}) {
-			p.give(b, c.Name, cache.OnDemandCluster)
+		if _, ok := p.given[c.Name]; ok {
+			continue
+		}
+		// What was asked for before it existed, or was taken from Envoy, is still
+		// subscribed and will not be asked for again (XDS-R4, XDS-D4).
+		for _, kind := range []cache.Kind{cache.OnDemandCluster, cache.Endpoints} {
+			if p.cache.Subscribed(cache.Key{Kind: kind, Name: c.Name}) {
+				p.give(b, c.Name, kind)
+				break
+			}
 		}
 	}
 	p.warmAll(b)
@@ -141,8 +147,13 @@ func (p *Publisher) renewClusters(b *batch, key model.ServiceKey, pc *pendingCha
 }
 
 // give puts into the batch what a cluster name leads to now: the cluster with its
-// load assignment, a tombstone, or its absence.
+// load assignment, a tombstone, or its absence. Of kind Endpoints it is the load
+// assignment alone, for who reads no clusters.
 func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
+	if kind == cache.Endpoints {
+		p.giveEndpoints(b, name)
+		return
+	}
 	a := p.engine.Resolve(name)
 	p.forget(name)
 	switch a.Kind {
@@ -161,11 +172,31 @@ func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
 		b.remove(cache.Key{Kind: kind, Name: name})
 		return
 	}
-	p.given[name] = givenCluster{service: a.Service, port: a.Cluster.ID.Port, kind: kind, tombstone: a.Kind == projection.Tombstone}
-	if p.names[a.Service] == nil {
-		p.names[a.Service] = map[string]struct{}{}
+	p.note(name, givenCluster{service: a.Service, port: a.Cluster.ID.Port, kind: kind, tombstone: a.Kind == projection.Tombstone})
+}
+
+func (p *Publisher) giveEndpoints(b *batch, name string) {
+	if g, ok := p.given[name]; !ok || g.kind == cache.Endpoints {
+		p.forget(name)
 	}
-	p.names[a.Service][name] = struct{}{}
+	c, ok := p.engine.Cluster(name)
+	if !ok {
+		b.remove(cache.Key{Kind: cache.Endpoints, Name: name}) // the cache answers with an empty assignment
+		return
+	}
+	p.setEndpoints(b, c)
+	if _, ok := p.given[name]; !ok {
+		p.note(name, givenCluster{service: c.ID.Service, port: c.ID.Port, kind: cache.Endpoints})
+	}
+}
+
+// note does the bookkeeping of one cluster name.
+func (p *Publisher) note(name string, g givenCluster) {
+	p.given[name] = g
+	if p.names[g.service] == nil {
+		p.names[g.service] = map[string]struct{}{}
+	}
+	p.names[g.service][name] = struct{}{}
 }
 
 // forget drops the bookkeeping of one cluster name.

@@ -130,8 +130,8 @@ func (p *Publisher) RemovePod(key model.AttachmentKey) {
 func (p *Publisher) warm(b *batch, pod model.Pod) {
 	for _, ref := range pod.Upstreams {
 		for _, name := range p.engine.UpstreamClusters(ref, pod.Service.Namespace) {
-			_, given := p.given[name]
-			if !given && !p.cache.Subscribed(cache.Key{Kind: cache.OnDemandCluster, Name: name}) {
+			g, given := p.given[name]
+			if (!given || g.kind == cache.Endpoints) && !p.cache.Subscribed(cache.Key{Kind: cache.OnDemandCluster, Name: name}) {
 				p.give(b, name, cache.WildcardCluster)
 			}
 		}

@@ -76,7 +76,7 @@ type givenCluster struct {
 	service model.ServiceKey
 	port    uint16
 	// kind is how Envoy gets it; a name keeps its source for good (dataplane
-	// decision 5).
+	// decision 5). Endpoints: nobody asked for the cluster, only for its endpoints.
 	kind cache.Kind
 	// tombstone: the name leads nowhere.
 	tombstone bool

@@ -320,6 +320,20 @@ func TestColdRequest(t *testing.T) {
 	}
 }
 
+// XDS-R4, XDS-R17, XDS-35: a load assignment that is asked for before its service
+// exists, and without its cluster, is answered empty at once and follows the pods.
+func TestEndpointsAlone(t *testing.T) {
+	f := start(t)
+	ads, _ := f.envoy(t, nil)
+	name := "payments.aether.internal:9090"
+	must(t, ads.Subscribe(resourcev3.EndpointType, name))
+	waitFor(t, ads, resourcev3.EndpointType, "an empty set", has(name))
+	for i, want := range [][]string{{"10.1.0.2"}, {"10.1.0.2", "10.1.0.3"}} {
+		f.upsert(string(rune('a'+i)), "10.1.0."+string(rune('2'+i)), 8080, "8080 9090=h2")
+		waitFor(t, ads, resourcev3.EndpointType, "the pods", func(st *xdstest.State) bool { return slices.Equal(hosts(st, name), want) })
+	}
+}
+
 // XDS-36, XDS-D5: the last endpoint goes by an empty load assignment, and the
 // service keeps its routes while it is known.
 func TestLastEndpointGoes(t *testing.T) {
