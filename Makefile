@@ -30,7 +30,7 @@ demo: build run-tools ## show the mesh on this machine (KEEP=1 leaves it running
 
 .PHONY: test
 test: build run-tools ## run every test: unit, network namespaces, real Envoy, end to end
-	@scripts/tools/packages.sh openssl nft gcc ps
+	@scripts/tools/packages.sh openssl nft gcc
 	$(STATIC) -o $(BIN)/ ./scripts/podserver
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -p 2 -timeout 10m $$(go list ./... | grep -v /scripts/e2e)
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -timeout 10m -count 1 ./scripts/e2e

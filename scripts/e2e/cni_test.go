@@ -264,3 +264,22 @@ func TestNothingIsLeft(t *testing.T) {
 		t.Errorf("addresses left: %v (%v)", leases, err)
 	}
 }
+
+// A pod is added, served and deleted by a conflist of every version that the
+// plugin supports (C9, C22).
+func TestSpecVersions(t *testing.T) {
+	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		t.Run(version, func(t *testing.T) {
+			n := startNode(t, node.Options{CNIVersion: version})
+			p := addPod(t, n, multiPort("payments-1"))
+			waitHealthy(t, n, 8080, 1)
+			if got, err := p.Curl(t.Context(), "http://payments.aether.internal/"); err != nil || got.String() != "200 payments-1:8080" {
+				t.Errorf("%s (%v)", got, err)
+			}
+			if err := p.Delete(t.Context()); err != nil {
+				t.Error(err)
+			}
+			nothingIsLeft(t, n)
+		})
+	}
+}

@@ -16,7 +16,7 @@ const (
 
 // checkEnvoy refuses an Envoy that is too old, or a file that is no Envoy.
 func checkEnvoy(ctx context.Context, path string) error {
-	out, err := output(ctx, nil, path, "--version")
+	out, err := output(ctx, path, "--version")
 	if err != nil {
 		return fmt.Errorf("ask Envoy for its version: %w", err)
 	}

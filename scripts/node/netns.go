@@ -21,7 +21,7 @@ func newNetns(ctx context.Context, path string) error {
 	if err := os.WriteFile(path, nil, 0o444); err != nil {
 		return fmt.Errorf("make %s: %w", path, err)
 	}
-	if _, err := output(ctx, nil, "unshare", "--net="+path, "true"); err != nil {
+	if _, err := output(ctx, "unshare", "--net="+path, "true"); err != nil {
 		return errors.Join(fmt.Errorf("make a network namespace: %w", err), os.Remove(path))
 	}
 	return nil

@@ -183,7 +183,7 @@ func (n *Node) StartEnvoy(ctx context.Context) error {
 	if err := os.MkdirAll(envoyDir, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", envoyDir, err)
 	}
-	bootstrap, err := output(ctx, nil, n.Binary("registrar"), "bootstrap", "--admin-path", adminPath)
+	bootstrap, err := output(ctx, n.Binary("registrar"), "bootstrap", "--admin-path", adminPath)
 	if err != nil {
 		return err
 	}

@@ -116,7 +116,7 @@ func TestPod(t *testing.T) {
 	if err != nil || len(left) != 0 {
 		t.Errorf("network namespaces left: %v (%v)", left, err)
 	}
-	if out, err := output(ctx, nil, "ip", "-o", "link", "show", "type", "veth"); err != nil || out != "" {
+	if out, err := output(ctx, "ip", "-o", "link", "show", "type", "veth"); err != nil || out != "" {
 		t.Errorf("links left: %s (%v)", out, err)
 	}
 	leases, err := filepath.Glob(filepath.Join(cniStateDir, "networks", NetworkName, "1*"))
@@ -284,7 +284,7 @@ func TestOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, network := range []string{"udp", "tcp"} {
-		out, err := output(t.Context(), nil, n.Binary("podserver"), "lookup", "-network", network, "Ghost.Aether.Internal")
+		out, err := output(t.Context(), n.Binary("podserver"), "lookup", "-network", network, "Ghost.Aether.Internal")
 		if err != nil || !strings.Contains(out, `"rcode":"NXDOMAIN","addresses":[],"ttl":77`) {
 			t.Errorf("lookup over %s printed %s (%v)", network, out, err)
 		}

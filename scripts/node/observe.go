@@ -82,7 +82,7 @@ func (s Status) Healthy(service string, port uint16) int {
 // RegistrarStatus asks the registrar what it knows, by `registrar status`.
 func (n *Node) RegistrarStatus(ctx context.Context) (Status, error) {
 	var status Status
-	out, err := output(ctx, nil, n.Binary("registrar"), "status", "-o", "json")
+	out, err := output(ctx, n.Binary("registrar"), "status", "-o", "json")
 	if err != nil {
 		return status, err
 	}
@@ -94,7 +94,7 @@ func (n *Node) RegistrarStatus(ctx context.Context) (Status, error) {
 
 // StatusText is what `registrar status` prints for people.
 func (n *Node) StatusText(ctx context.Context) (string, error) {
-	return output(ctx, nil, n.Binary("registrar"), "status")
+	return output(ctx, n.Binary("registrar"), "status")
 }
 
 // WaitHealthy waits until exactly pods of the service (namespace/name) are

@@ -179,15 +179,15 @@ func wait(ctx context.Context, what string, check func(context.Context) error, n
 
 // output runs a program to its end and returns its standard output; the error
 // has the program's name, exit status and standard error.
-func output(ctx context.Context, env []string, argv ...string) (string, error) {
-	stdout, stderr, err := capture(ctx, env, argv)
+func output(ctx context.Context, argv ...string) (string, error) {
+	stdout, stderr, err := capture(ctx, nil, argv)
 	if err != nil {
 		return stdout, fmt.Errorf("%s: %w: %s", filepath.Base(argv[0]), err, stderr)
 	}
 	return stdout, nil
 }
 
-// capture runs a program to its end.
+// capture runs a program to its end; env nil is the harness's own environment.
 func capture(ctx context.Context, env, argv []string) (stdout, stderr string, err error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = env

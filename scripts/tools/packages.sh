@@ -17,7 +17,6 @@ package() {
     nsenter | unshare) echo util-linux ;;
     pip) echo python3-pip ;;
     gcc) echo gcc libc6-dev ;;
-    ps) echo procps ;;
     *) echo "$1" ;; # curl, git, openssl, mount
   esac
 }
