@@ -51,6 +51,68 @@ func request(family uint8, seq uint32) [requestSize]byte {
 	return b
 }
 
+// lookupRequest asks which socket a connection to 127.0.0.1:port by lo reaches.
+// The kernel answers with that one socket, or with ENOENT.
+func lookupRequest(port uint16, seq uint32) [requestSize]byte {
+	b := request(unix.AF_INET, seq)
+	binary.NativeEndian.PutUint16(b[6:], unix.NLM_F_REQUEST)
+	id := b[headerSize+8:] // struct inet_diag_sockid
+	binary.BigEndian.PutUint16(id, port)
+	copy(id[4:], []byte{127, 0, 0, 1})
+	binary.NativeEndian.PutUint32(id[36:], loopbackIndex)
+	binary.NativeEndian.PutUint64(id[40:], ^uint64(0)) // whatever its cookie
+	return b
+}
+
+// lookups collects the answers to lookupRequests with the sequence numbers from
+// first on.
+type lookups struct {
+	first   uint32
+	ports   []uint16
+	missing int // answers still to come
+	sockets []socket
+}
+
+// parse takes one datagram. Answers to other requests are passed over.
+func (l *lookups) parse(data []byte) error {
+	for len(data) > 0 {
+		m, rest, err := nextMessage(data)
+		if err != nil {
+			return err
+		}
+		data = rest
+		i := m.seq - l.first
+		if uint64(i) >= uint64(len(l.ports)) {
+			continue
+		}
+		l.missing--
+		switch m.kind {
+		case unix.NLMSG_ERROR:
+			if len(m.body) < 4 {
+				return fmt.Errorf("%w: error of %d bytes", errMalformed, len(m.body))
+			}
+			switch err := errnoOf(m.body); {
+			case err == nil:
+				return fmt.Errorf("%w: an acknowledgement nobody asked for", errMalformed)
+			case !errors.Is(err, unix.ENOENT):
+				return fmt.Errorf("port %d: %w", l.ports[i], err)
+			}
+		case unix.SOCK_DIAG_BY_FAMILY:
+			s, err := parseSocket(m.body)
+			if err != nil {
+				return err
+			}
+			if s.addr.Port() != l.ports[i] {
+				return fmt.Errorf("%w: port %d for port %d", errMalformed, s.addr.Port(), l.ports[i])
+			}
+			l.sockets = append(l.sockets, s)
+		default:
+			return fmt.Errorf("%w: message of type %d", errMalformed, m.kind)
+		}
+	}
+	return nil
+}
+
 // parser collects the sockets of one dump. Its slice is the caller's.
 type parser struct {
 	family  uint8
@@ -66,49 +128,71 @@ type parser struct {
 // an earlier dump are passed over.
 func (p *parser) parse(data []byte) (done bool, err error) {
 	for len(data) > 0 {
-		if len(data) < headerSize {
-			return false, fmt.Errorf("%w: %d bytes where a header must be", errMalformed, len(data))
+		var m netlinkMessage
+		if m, data, err = nextMessage(data); err != nil {
+			return false, err
 		}
-		size := int(binary.NativeEndian.Uint32(data))
-		if size < headerSize || size > len(data) {
-			return false, fmt.Errorf("%w: message of %d bytes in %d", errMalformed, size, len(data))
-		}
-		kind, flags := binary.NativeEndian.Uint16(data[4:]), binary.NativeEndian.Uint16(data[6:])
-		body, mine := data[headerSize:size], binary.NativeEndian.Uint32(data[8:]) == p.seq
-		data = data[min(align(size), len(data)):]
-		if !mine || kind == unix.NLMSG_NOOP {
+		if m.seq != p.seq || m.kind == unix.NLMSG_NOOP {
 			continue
 		}
-		if flags&unix.NLM_F_DUMP_INTR != 0 && p.failed == nil {
+		if m.flags&unix.NLM_F_DUMP_INTR != 0 && p.failed == nil {
 			p.failed = errChanged
 		}
-		switch kind {
+		switch m.kind {
 		case unix.NLMSG_DONE:
-			if err := errnoOf(body); err != nil {
+			if err := errnoOf(m.body); err != nil {
 				return true, err
 			}
 			return true, p.failed
 		case unix.NLMSG_ERROR:
-			if len(body) < 4 {
-				return false, fmt.Errorf("%w: error of %d bytes", errMalformed, len(body))
+			if len(m.body) < 4 {
+				return false, fmt.Errorf("%w: error of %d bytes", errMalformed, len(m.body))
 			}
-			if err := errnoOf(body); err != nil {
+			if err := errnoOf(m.body); err != nil {
 				return true, err
 			}
 			return true, fmt.Errorf("%w: an acknowledgement nobody asked for", errMalformed)
 		case unix.SOCK_DIAG_BY_FAMILY:
-			if err := p.take(body); err != nil {
+			if err := p.take(m.body); err != nil {
 				return false, err
 			}
 		default:
-			return false, fmt.Errorf("%w: message of type %d", errMalformed, kind)
+			return false, fmt.Errorf("%w: message of type %d", errMalformed, m.kind)
 		}
 	}
 	return false, nil
 }
 
+// netlinkMessage is one message of a datagram.
+type netlinkMessage struct {
+	kind, flags uint16
+	seq         uint32
+	body        []byte
+}
+
+// nextMessage takes the first message off data.
+func nextMessage(data []byte) (m netlinkMessage, rest []byte, err error) {
+	if len(data) < headerSize {
+		return m, nil, fmt.Errorf("%w: %d bytes where a header must be", errMalformed, len(data))
+	}
+	size := int(binary.NativeEndian.Uint32(data))
+	if size < headerSize || size > len(data) {
+		return m, nil, fmt.Errorf("%w: message of %d bytes in %d", errMalformed, size, len(data))
+	}
+	m = netlinkMessage{
+		kind:  binary.NativeEndian.Uint16(data[4:]),
+		flags: binary.NativeEndian.Uint16(data[6:]),
+		seq:   binary.NativeEndian.Uint32(data[8:]),
+		body:  data[headerSize:size],
+	}
+	return m, data[min(align(size), len(data)):], nil
+}
+
 func (p *parser) take(body []byte) error {
-	s, err := parseSocket(body, p.family)
+	if len(body) > 0 && body[0] != p.family {
+		return fmt.Errorf("%w: socket of family %d in a dump of family %d", errMalformed, body[0], p.family)
+	}
+	s, err := parseSocket(body)
 	if err != nil {
 		return err
 	}
@@ -136,12 +220,13 @@ func errnoOf(body []byte) error {
 }
 
 // parseSocket reads a struct inet_diag_msg with its attributes.
-func parseSocket(b []byte, family uint8) (socket, error) {
+func parseSocket(b []byte) (socket, error) {
 	if len(b) < answerSize {
 		return socket{}, fmt.Errorf("%w: socket of %d bytes", errMalformed, len(b))
 	}
-	if b[0] != family || b[1] != tcpListen {
-		return socket{}, fmt.Errorf("%w: socket of family %d in state %d", errMalformed, b[0], b[1])
+	family := b[0]
+	if family != unix.AF_INET && family != unix.AF_INET6 || b[1] != tcpListen {
+		return socket{}, fmt.Errorf("%w: socket of family %d in state %d", errMalformed, family, b[1])
 	}
 	port := binary.BigEndian.Uint16(b[4:])
 	if port == 0 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/containernetworking/plugins/pkg/ns"
@@ -14,6 +15,8 @@ const (
 	// maxAttempts bounds how often a dump is repeated that the kernel could not
 	// finish, or that sockets changed under.
 	maxAttempts = 3
+	// maxLookups bounds the answers that wait in the socket's buffer at one time.
+	maxLookups = 32
 	// maxLeftovers bounds the datagrams of an abandoned dump that are thrown away
 	// before the next one: more than maxSockets fill.
 	maxLeftovers = 1 << 12
@@ -28,8 +31,8 @@ type Table struct {
 	mu     sync.Mutex
 	kernel kernel // nil when closed
 	seq    uint32
-	req    [requestSize]byte
-	hint   int // sockets of the last dump
+	req    []byte // reused
+	hint   int    // sockets of the last dump
 }
 
 // kernel is the other end of a sock_diag socket.
@@ -93,6 +96,52 @@ func (t *Table) Read() (Snapshot, error) {
 	return newSnapshot(sockets), nil
 }
 
+// Lookup returns, out of the table as it is now, the listeners that connections to
+// 127.0.0.1 at the ports reach, each of which may be given once. It costs a few
+// microseconds per port, whatever else listens on the machine: a dump walks the
+// kernel's hash of all listeners of all namespaces. What it returns is there; a
+// port without a listener in it may still have one elsewhere, see Read.
+func (t *Table) Lookup(ports []uint16) (Snapshot, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.kernel == nil {
+		return Snapshot{}, fmt.Errorf("look up listeners of %s: %w", t.path, os.ErrClosed)
+	}
+	sockets := make([]socket, 0, len(ports))
+	for chunk := range slices.Chunk(ports, maxLookups) {
+		var err error
+		if sockets, err = t.lookup(chunk, sockets); err != nil {
+			t.discard()
+			return Snapshot{}, fmt.Errorf("look up listeners of %s: %w", t.path, err)
+		}
+	}
+	return newSnapshot(sockets), nil
+}
+
+// lookup asks for all ports in one datagram; each is answered by its own.
+func (t *Table) lookup(ports []uint16, sockets []socket) ([]socket, error) {
+	l := lookups{first: t.seq + 1, ports: ports, missing: len(ports), sockets: sockets}
+	t.req = t.req[:0]
+	for _, p := range ports {
+		t.seq++
+		req := lookupRequest(p, t.seq)
+		t.req = append(t.req, req[:]...)
+	}
+	if err := t.kernel.send(t.req); err != nil {
+		return nil, fmt.Errorf("ask the kernel: %w", err)
+	}
+	for l.missing > 0 {
+		data, err := t.kernel.receive()
+		if err != nil {
+			return nil, fmt.Errorf("take the kernel's answer: %w", err)
+		}
+		if err := l.parse(data); err != nil {
+			return nil, err
+		}
+	}
+	return l.sockets, nil
+}
+
 // dump appends the sockets of a family, repeating what the kernel could not finish.
 func (t *Table) dump(family uint8, sockets []socket) ([]socket, error) {
 	for attempt := 1; ; attempt++ {
@@ -125,8 +174,9 @@ func transient(err error) bool {
 
 func (t *Table) dumpOnce(family uint8, sockets []socket) ([]socket, error) {
 	t.seq++
-	t.req = request(family, t.seq)
-	if err := t.kernel.send(t.req[:]); err != nil {
+	req := request(family, t.seq)
+	t.req = append(t.req[:0], req[:]...)
+	if err := t.kernel.send(t.req); err != nil {
 		return nil, fmt.Errorf("ask the kernel: %w", err)
 	}
 	p := parser{family: family, seq: t.seq, sockets: sockets}

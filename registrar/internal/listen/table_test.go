@@ -18,8 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/portolan-mesh/portolan/registrar/internal/dns/dnstest"
 	"github.com/portolan-mesh/portolan/registrar/internal/listen"
+	"github.com/portolan-mesh/portolan/registrar/internal/listen/listentest"
 )
 
 // listenOptions are the socket options of a listener.
@@ -30,31 +30,19 @@ type listenOptions struct {
 }
 
 // listenAt listens at addr in the namespace until the test ends.
-func listenAt(tb testing.TB, n *dnstest.Namespace, addr string, o listenOptions) net.Listener {
+func listenAt(tb testing.TB, n *listentest.Namespace, addr string, o listenOptions) net.Listener {
 	tb.Helper()
-	var l net.Listener
-	n.Do(tb, func() {
-		cfg := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-			var err error
-			return errors.Join(c.Control(func(fd uintptr) { err = o.apply(int(fd)) }), err)
-		}}
-		network := "tcp4"
-		if strings.HasPrefix(addr, "[") {
-			network = "tcp"
-			if o.v6only {
-				network = "tcp6"
-			}
-		}
-		var err error
-		if l, err = cfg.Listen(context.Background(), network, addr); err != nil {
-			tb.Errorf("listen at %s: %v", addr, err)
-		}
-	})
-	if l == nil {
-		tb.FailNow()
+	network := "tcp4"
+	if strings.HasPrefix(addr, "[") {
+		network = "tcp"
 	}
-	tb.Cleanup(func() { _ = l.Close() })
-	return l
+	if o.v6only {
+		network = "tcp6"
+	}
+	return n.Listen(tb, net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = o.apply(int(fd)) }), err)
+	}}, network, addr)
 }
 
 func (o listenOptions) apply(fd int) error {
@@ -94,15 +82,19 @@ func read(tb testing.TB, t *listen.Table) listen.Snapshot {
 
 // reaches reports whether a connection to 127.0.0.1:port is accepted in the
 // namespace: what the app hop of Envoy does, the oracle of these tests.
-func reaches(tb testing.TB, n *dnstest.Namespace, port uint16) bool {
+func reaches(tb testing.TB, n *listentest.Namespace, port uint16) bool {
 	tb.Helper()
 	ok := false
-	n.Do(tb, func() {
+	n.Do(tb, func() error {
 		c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(context.Background(), "tcp4", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			ok = true
-			_ = c.Close()
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return nil
 		}
+		if err != nil {
+			return err
+		}
+		ok = true
+		return c.Close()
 	})
 	return ok
 }
@@ -110,10 +102,10 @@ func reaches(tb testing.TB, n *dnstest.Namespace, port uint16) bool {
 const podAddress = "10.77.0.2"
 
 // newPod returns a namespace with lo and an eth0 with addresses of both families.
-func newPod(tb testing.TB) *dnstest.Namespace {
+func newPod(tb testing.TB) *listentest.Namespace {
 	tb.Helper()
-	pod, outside := dnstest.NewNamespace(tb), dnstest.NewNamespace(tb)
-	dnstest.Connect(tb, "eth0", pod, outside, []string{podAddress + "/24", "fd00:77::2/64"}, []string{"10.77.0.1/24", "fd00:77::1/64"})
+	pod, outside := listentest.NewNamespace(tb), listentest.NewNamespace(tb)
+	listentest.Connect(tb, pod, []string{podAddress + "/24", "fd00:77::2/64"}, outside, []string{"10.77.0.1/24", "fd00:77::1/64"})
 	return pod
 }
 
@@ -164,6 +156,16 @@ func TestListens(t *testing.T) {
 			}
 			if got := s.Everywhere(9090); got != tt.everywhere {
 				t.Errorf("Everywhere %v, want %v", got, tt.everywhere)
+			}
+			found, err := table.Lookup([]uint16{9090, 9091})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := found.Listens(9090); got != tt.want || found.OnlyOn(9090) != nil || found.Listens(9091) {
+				t.Errorf("looked up: Listens %v, OnlyOn %v; want %v", got, found.OnlyOn(9090), tt.want)
+			}
+			if got := found.Everywhere(9090); got != tt.everywhere {
+				t.Errorf("looked up: Everywhere %v, want %v", got, tt.everywhere)
 			}
 			if s.Listens(9091) || s.Listens(9089) || s.OnlyOn(9091) != nil {
 				t.Error("another port listens")
@@ -230,6 +232,13 @@ func TestBound(t *testing.T) {
 	if !s.Everywhere(15008) || s.Everywhere(15001) {
 		t.Error("15008 must listen everywhere and 15001 not")
 	}
+	found, err := table.Lookup([]uint16{15008, 15001, 15002, 15003, 15004})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !found.Everywhere(15008) || !found.Bound(netip.MustParseAddrPort("127.0.0.1:15001")) || found.Bound(netip.MustParseAddrPort("127.0.0.1:15002")) || found.Len() != 4 {
+		t.Errorf("looked up %d listeners", found.Len())
+	}
 }
 
 // Sockets in other states are no listeners: bound but not listening, connected,
@@ -238,15 +247,11 @@ func TestOtherStates(t *testing.T) {
 	pod := newPod(t)
 	table := openTable(t, pod.Path)
 	var fd int
-	pod.Do(t, func() {
-		var err error
+	pod.Do(t, func() (err error) {
 		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
-			t.Errorf("socket: %v", err)
-			return
+			return err
 		}
-		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: 9001, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-			t.Errorf("bind: %v", err)
-		}
+		return unix.Bind(fd, &unix.SockaddrInet4{Port: 9001, Addr: [4]byte{127, 0, 0, 1}})
 	})
 	t.Cleanup(func() { _ = unix.Close(fd) })
 
@@ -264,6 +269,9 @@ func TestOtherStates(t *testing.T) {
 	if s := read(t, table); s.Len() != 0 {
 		t.Errorf("%d listeners, want none", s.Len())
 	}
+	if s, err := table.Lookup([]uint16{9001, 9002}); err != nil || s.Len() != 0 {
+		t.Errorf("%d listeners looked up, %v; want none", s.Len(), err)
+	}
 	if err := unix.Listen(fd, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -273,17 +281,12 @@ func TestOtherStates(t *testing.T) {
 }
 
 // connect returns both ends of a connection to l.
-func connect(tb testing.TB, n *dnstest.Namespace, l net.Listener) (client, server net.Conn) {
+func connect(tb testing.TB, n *listentest.Namespace, l net.Listener) (client, server net.Conn) {
 	tb.Helper()
-	n.Do(tb, func() {
-		var err error
-		if client, err = (&net.Dialer{}).DialContext(context.Background(), "tcp", l.Addr().String()); err != nil {
-			tb.Errorf("dial: %v", err)
-		}
+	n.Do(tb, func() (err error) {
+		client, err = (&net.Dialer{}).DialContext(context.Background(), "tcp", l.Addr().String())
+		return err
 	})
-	if client == nil {
-		tb.FailNow()
-	}
 	server, err := l.Accept()
 	if err != nil {
 		tb.Fatal(err)
@@ -307,12 +310,10 @@ func TestOtherNamespace(t *testing.T) {
 
 // A namespace without IPv6 is read like any other (dataplane decision 2).
 func TestWithoutIPv6(t *testing.T) {
-	pod := dnstest.NewNamespace(t)
-	pod.Do(t, func() {
+	pod := listentest.NewNamespace(t)
+	pod.Do(t, func() error {
 		// /proc/sys shows the namespace of the thread that opens it.
-		if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0); err != nil {
-			t.Errorf("disable IPv6: %v", err)
-		}
+		return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0)
 	})
 	table := openTable(t, pod.Path)
 	listenAt(t, pod, "127.0.0.1:9090", listenOptions{})
@@ -341,10 +342,15 @@ func TestManyListeners(t *testing.T) {
 	if s.Len() != 2*n {
 		t.Errorf("%d listeners, want %d", s.Len(), 2*n)
 	}
+	var ports []uint16
 	for i := range n {
-		if !s.Listens(uint16(20000 + i)) {
-			t.Fatalf("port %d is missing", 20000+i)
+		ports = append(ports, uint16(20000+i))
+		if !s.Listens(ports[i]) {
+			t.Fatalf("port %d is missing", ports[i])
 		}
+	}
+	if s, err := table.Lookup(ports); err != nil || s.Len() != n {
+		t.Errorf("%d listeners looked up, %v; want %d", s.Len(), err, n)
 	}
 }
 
@@ -369,17 +375,13 @@ func TestPathRemoved(t *testing.T) {
 // An open table keeps its namespace alive, a closed one does not: the veth peer
 // outside goes with the namespace, and with nothing else.
 func TestCloseFreesNamespace(t *testing.T) {
-	pod, outside := dnstest.NewNamespace(t), dnstest.NewNamespace(t)
-	dnstest.Connect(t, "eth0", pod, outside, nil, nil)
+	pod, outside := listentest.NewNamespace(t), listentest.NewNamespace(t)
+	listentest.Connect(t, pod, nil, outside, nil)
 	table := openTable(t, pod.Path)
 	gone := make(chan struct{})
 	updates, stop := make(chan netlink.LinkUpdate, 16), make(chan struct{})
 	defer close(stop)
-	outside.Do(t, func() {
-		if err := netlink.LinkSubscribe(updates, stop); err != nil {
-			t.Errorf("subscribe to links: %v", err)
-		}
-	})
+	outside.Do(t, func() error { return netlink.LinkSubscribe(updates, stop) })
 	go func() {
 		defer close(gone)
 		for u := range updates {
@@ -390,15 +392,18 @@ func TestCloseFreesNamespace(t *testing.T) {
 	}()
 	pod.Unmount(t)
 	read(t, table)
-	if !outside.HasLink(t, "eth0") {
-		t.Fatal("the namespace went although its table is open; the package's documentation is wrong")
-	}
+	outside.Do(t, func() error {
+		_, err := netlink.LinkByName("eth0")
+		return err // the namespace went although its table is open
+	})
 	if err := table.Close(); err != nil {
 		t.Fatal(err)
 	}
+	timeout := time.NewTimer(30 * time.Second)
+	defer timeout.Stop()
 	select {
 	case <-gone:
-	case <-time.After(30 * time.Second): //nolint:forbidigo // the bound of a test that failed
+	case <-timeout.C:
 		t.Error("the namespace is still there after Close")
 	}
 }
@@ -411,6 +416,9 @@ func TestClosed(t *testing.T) {
 	}
 	if _, err := table.Read(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Read: %v", err)
+	}
+	if _, err := table.Lookup([]uint16{1}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Lookup: %v", err)
 	}
 	if err := table.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Close: %v", err)
