@@ -130,8 +130,13 @@ func (c *runConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--registry %q: this version has the backend %q", c.Registry, backendEmbedded))
 	}
 	for _, p := range []struct{ flag, path string }{
-		{"cni-socket", c.CNISocket}, {"xds-socket", c.XDSSocket}, {"dns-socket", c.DNSSocket}, {"admin-socket", c.AdminSocket},
-		{"netns-dir", c.NetnsDir}, {"spool-dir", c.SpoolDir}, {"state-dir", c.StateDir},
+		{"cni-socket", c.CNISocket},
+		{"xds-socket", c.XDSSocket},
+		{"dns-socket", c.DNSSocket},
+		{"admin-socket", c.AdminSocket},
+		{"netns-dir", c.NetnsDir},
+		{"spool-dir", c.SpoolDir},
+		{"state-dir", c.StateDir},
 	} {
 		if !filepath.IsAbs(p.path) {
 			errs = append(errs, fmt.Errorf("--%s %q: need an absolute path", p.flag, p.path))

@@ -94,8 +94,8 @@ func newDaemon(cfg runConfig, vips []netip.Prefix, log *slog.Logger) (*daemon, e
 		capture: netnsCapture{netnsDir: cfg.NetnsDir, vipRanges: vips},
 	}
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	for _, make := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods} {
-		if err := make(); err != nil {
+	for _, step := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods} {
+		if err := step(); err != nil {
 			d.close()
 			return nil, err
 		}
@@ -299,8 +299,8 @@ func (d *daemon) watchRegistry(ctx context.Context) error {
 // servePods restores what is attached, lets Envoy be answered, and only then
 // opens the CNI socket (contract 4.8, XDS-R21, CNI-29).
 func (d *daemon) servePods(ctx context.Context) error {
-	if err := d.publisher.AwaitSynced(ctx); err != nil {
-		return nil //nolint:nilerr // only ctx ends it
+	if d.publisher.AwaitSynced(ctx) != nil {
+		return ended(ctx.Err())
 	}
 	if err := d.pods.Restore(ctx); err != nil {
 		return err
@@ -357,7 +357,7 @@ func (d *daemon) listenCNI(ctx context.Context) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(d.cfg.CNISocket), 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder of the CNI socket: %w", err)
 	}
-	if err := os.Chmod(filepath.Dir(d.cfg.CNISocket), 0o700); err != nil {
+	if err := os.Chmod(filepath.Dir(d.cfg.CNISocket), 0o700); err != nil { //nolint:gosec // a folder must be searchable by its owner
 		return nil, fmt.Errorf("protect the folder of the CNI socket: %w", err)
 	}
 	return unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.CNISocket, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600})

@@ -39,19 +39,19 @@ func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(D
 	if err := m.awaitReady(ctx); err != nil {
 		return err
 	}
-	m.evictAddresses(d.Pod)
+	m.evictAddresses(ctx, d.Pod)
 	if err := m.begin(ctx, &d); err != nil {
 		return err
 	}
 	if err := decided(d); err != nil {
-		m.undo(d.Pod)
+		m.undo(ctx, d.Pod)
 		return err
 	}
 	if err := m.prove(ctx, d.Pod); err != nil {
-		m.undo(d.Pod)
+		m.undo(ctx, d.Pod)
 		return err
 	}
-	m.finish(d.Pod)
+	m.finish(ctx, d.Pod)
 	return nil
 }
 
@@ -84,7 +84,7 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	err := m.cfg.Identities.Ensure(ctx, pod.Identity)
 	switch {
 	case err != nil && again:
-		m.undo(old.pod)
+		m.undo(ctx, old.pod)
 	case err != nil:
 		m.drop(pod.Key)
 	case again:
@@ -96,7 +96,7 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	m.tell(pod)
 	// Known to everybody as UNHEALTHY from here on, so that its service has a
 	// name, an address and a route when the first port turns HEALTHY.
-	m.publish(pod.Key)
+	m.publish(ctx, pod.Key)
 	return nil
 }
 
@@ -132,7 +132,7 @@ func (m *Manager) proveListeners(ctx context.Context, pod model.Pod) error {
 	var closed bool // only fn touches it; Watch never calls fn twice at once
 	var last PortState
 	err := m.cfg.Readiness.Watch(pod, func(s PortState) {
-		m.observe(pod.Key, s)
+		m.observe(ctx, pod.Key, s)
 		last = s
 		if !closed && s.listeners(pod) {
 			closed = true
@@ -173,21 +173,21 @@ func (s PortState) missing(pod model.Pod) string {
 }
 
 // finish marks the pod proven and publishes what it serves by now.
-func (m *Manager) finish(pod model.Pod) {
+func (m *Manager) finish(ctx context.Context, pod model.Pod) {
 	m.mu.Lock()
 	a, ok := m.pods[pod.Key]
 	if ok {
 		a.proven = true
 	}
 	m.mu.Unlock()
-	m.publish(pod.Key)
+	m.publish(ctx, pod.Key)
 	m.syncTCPPorts(pod)
 }
 
 // undo takes back a failed ADD: the runtime's DEL has no prevResult then, and
 // may never come (CNI-D4).
-func (m *Manager) undo(pod model.Pod) {
-	m.teardown(pod, "failed ADD")
+func (m *Manager) undo(ctx context.Context, pod model.Pod) {
+	m.teardown(ctx, pod, "failed ADD")
 	if err := m.store.remove(pod.Key); err != nil {
 		m.log.Error("cannot remove the record of a failed ADD; it is swept when its netns is gone", "attachment", pod.Key.String(), "error", err)
 	}
@@ -202,7 +202,7 @@ func (m *Manager) drop(key model.AttachmentKey) {
 
 // evictAddresses withdraws every older attachment that holds an address of pod:
 // the address has a new owner, whatever became of the old one's DEL (CNI-37).
-func (m *Manager) evictAddresses(pod model.Pod) {
+func (m *Manager) evictAddresses(ctx context.Context, pod model.Pod) {
 	m.mu.Lock()
 	var old []model.Pod
 	for k, a := range m.pods {
@@ -216,7 +216,7 @@ func (m *Manager) evictAddresses(pod model.Pod) {
 	m.mu.Unlock()
 	for _, p := range old {
 		m.log.Warn("address has a new owner, the older attachment is withdrawn", "attachment", p.Key.String(), "pod", p.Name, "new", pod.Key.String())
-		if err := m.forget(context.Background(), p.Key, "address re-used", atOnce); err != nil {
+		if err := m.forget(ctx, p.Key, "address re-used", atOnce); err != nil {
 			m.log.Error("cannot remove the record of an older attachment", "attachment", p.Key.String(), "error", err)
 		}
 	}

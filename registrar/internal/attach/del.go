@@ -40,11 +40,11 @@ func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why strin
 	pod := a.pod
 	m.mu.Unlock()
 
-	m.withdraw(pod)
+	m.withdraw(ctx, pod)
 	if how == drained && len(pod.Ports) > 0 {
 		m.awaitWithdrawn(ctx, pod)
 	}
-	m.teardown(pod, why)
+	m.teardown(ctx, pod, why)
 	err := m.store.remove(key)
 	m.drop(key)
 	return err
@@ -52,7 +52,7 @@ func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why strin
 
 // withdraw takes the pod's record out of the registry, whatever becomes of the
 // request that asked for it.
-func (m *Manager) withdraw(pod model.Pod) {
+func (m *Manager) withdraw(ctx context.Context, pod model.Pod) {
 	m.mu.Lock()
 	var gen uint64
 	if a, ok := m.pods[pod.Key]; ok {
@@ -62,7 +62,7 @@ func (m *Manager) withdraw(pod model.Pod) {
 	if gen == 0 && len(pod.Ports) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishTimeout)
 	defer cancel()
 	if err := m.cfg.Registry.Withdraw(ctx, pod.Key.String(), m.nextGeneration(gen)); err != nil {
 		m.log.Error("cannot withdraw endpoint", "uid", pod.Key.String(), "error", err)
@@ -81,7 +81,7 @@ func (m *Manager) awaitWithdrawn(ctx context.Context, pod model.Pod) {
 
 // teardown takes the pod from everybody that tell told, and from the registry if
 // it is still there.
-func (m *Manager) teardown(pod model.Pod, why string) {
+func (m *Manager) teardown(ctx context.Context, pod model.Pod, why string) {
 	m.mu.Lock()
 	published := false
 	if a, ok := m.pods[pod.Key]; ok {
@@ -91,7 +91,7 @@ func (m *Manager) teardown(pod model.Pod, why string) {
 	m.mu.Unlock()
 	m.cfg.Readiness.Forget(pod.Key)
 	if published {
-		m.withdraw(pod)
+		m.withdraw(ctx, pod)
 	}
 	m.cfg.Names.RemovePod(pod.Key)
 	m.cfg.Mesh.RemovePod(pod.Key)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -60,15 +61,14 @@ func (w *world) endpoints() map[string]model.Endpoint {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := map[string]model.Endpoint{}
-	for k, v := range w.published {
-		out[k] = v
-	}
+	maps.Copy(out, w.published)
 	return out
 }
 
 // The parts that Manager calls.
 
 func (w *world) Missing() string { return w.missing }
+
 func (w *world) AwaitReady(context.Context) error {
 	if w.missing != "" {
 		return errors.New(w.missing)
@@ -80,6 +80,7 @@ func (w *world) RemovePod(k model.AttachmentKey) { w.note("mesh remove %s", k) }
 func (w *world) TCPPorts() []netip.AddrPort {
 	return []netip.AddrPort{netip.MustParseAddrPort("198.18.0.9:5432")}
 }
+
 func (w *world) AwaitWithdrawn(_ context.Context, _ model.ServiceKey, uid string) error {
 	w.note("await withdrawn %s", uid)
 	return nil
@@ -169,10 +170,12 @@ func (f fakeCapture) SetTCPPorts(p model.Pod, ports []netip.AddrPort) error {
 	f.w.tcp[p.Key] = ports
 	return nil
 }
+
 func (f fakeCapture) Ensure(p model.Pod, _ []netip.AddrPort) (bool, error) {
 	f.w.note("ensure capture %s", p.Key)
 	return false, nil
 }
+
 func (f fakeCapture) Gone(p model.Pod) bool {
 	f.w.mu.Lock()
 	defer f.w.mu.Unlock()
@@ -340,7 +343,7 @@ func TestAddDecisions(t *testing.T) {
 		{"bad port", func(r *cniv1.AddRequest) { r.Annotations["endpoint.aether.io/ports"] = "8080,99999" }, false, "endpoint.aether.io/ports"},
 		{"no service name", func(r *cniv1.AddRequest) {
 			r.CniArgs[argName] = "Bad_Name"
-			delete(r.Annotations, "endpoint.aether.io/service")
+			delete(r.GetAnnotations(), "endpoint.aether.io/service")
 		}, false, "endpoint.aether.io/service"},
 		{"bad namespace", func(r *cniv1.AddRequest) { r.CniArgs[argNamespace] = "Bad_NS" }, false, "K8S_POD_NAMESPACE"},
 		{"bad address", func(r *cniv1.AddRequest) { r.Addresses = []string{"10.1.2"} }, false, "10.1.2"},

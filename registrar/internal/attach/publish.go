@@ -15,7 +15,7 @@ const publishTimeout = 5 * time.Second
 
 // observe takes a new listen-table state of a pod and publishes the change.
 // Readiness calls it, one call at a time for one pod.
-func (m *Manager) observe(key model.AttachmentKey, s PortState) {
+func (m *Manager) observe(ctx context.Context, key model.AttachmentKey, s PortState) {
 	m.mu.Lock()
 	a, ok := m.pods[key]
 	if !ok || a.leaving {
@@ -29,11 +29,12 @@ func (m *Manager) observe(key model.AttachmentKey, s PortState) {
 	if !reported && len(s.Misbound) > 0 {
 		m.log.Warn("port listens only where the mesh cannot reach it: bind 127.0.0.1, 0.0.0.0 or ::", "pod", pod.Name, "attachment", key.String(), "ports", fmt.Sprint(s.Misbound))
 	}
-	m.publish(key)
+	m.publish(ctx, key)
 }
 
-// publish writes the pod's record as it is now. A pure client has none.
-func (m *Manager) publish(key model.AttachmentKey) {
+// publish writes the pod's record as it is now, whatever becomes of the request
+// that led to it. A pure client has none.
+func (m *Manager) publish(ctx context.Context, key model.AttachmentKey) {
 	m.mu.Lock()
 	a, ok := m.pods[key]
 	if !ok || a.leaving || len(a.pod.Ports) == 0 {
@@ -44,7 +45,7 @@ func (m *Manager) publish(key model.AttachmentKey) {
 	ep := m.endpoint(a)
 	m.mu.Unlock()
 
-	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishTimeout)
 	defer cancel()
 	if err := m.cfg.Registry.Publish(ctx, ep); err != nil {
 		m.log.Error("cannot publish endpoint", "uid", ep.UID, "generation", ep.Generation, "error", err)

@@ -88,7 +88,7 @@ func (m *Manager) markRun() (wiped bool, err error) {
 	if !wiped {
 		return false, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return wiped, fmt.Errorf("make the run folder: %w", err)
 	}
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -116,7 +116,7 @@ func (m *Manager) restorePod(ctx context.Context, p model.Pod) error {
 	seen := make(chan struct{})
 	var once sync.Once
 	err := m.cfg.Readiness.Watch(p, func(s PortState) {
-		m.observe(p.Key, s)
+		m.observe(ctx, p.Key, s)
 		once.Do(func() { close(seen) })
 	})
 	if err != nil {

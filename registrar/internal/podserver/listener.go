@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
@@ -20,10 +21,7 @@ type PeerCredentials struct {
 var _ credentials.TransportCredentials = PeerCredentials{}
 
 // peerInfo marks a connection whose peer was checked.
-type peerInfo struct {
-	credentials.CommonAuthInfo
-	uid uint32
-}
+type peerInfo struct{ credentials.CommonAuthInfo }
 
 // AuthType implements credentials.AuthInfo.
 func (peerInfo) AuthType() string { return "peer-uid" }
@@ -34,12 +32,10 @@ func (c PeerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.A
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, u := range c.UIDs {
-		if u == uid {
-			return conn, peerInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, uid: uid}, nil
-		}
+	if !slices.Contains(c.UIDs, uid) {
+		return nil, nil, fmt.Errorf("caller with uid %d may not use %s", uid, conn.LocalAddr())
 	}
-	return nil, nil, fmt.Errorf("caller with uid %d may not use %s", uid, conn.LocalAddr())
+	return conn, peerInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
 }
 
 // ClientHandshake implements credentials.TransportCredentials; this side is a server only.

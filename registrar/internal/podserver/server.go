@@ -138,8 +138,7 @@ func toStatus(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
-	var missing *capture.FeatureError
-	if errors.As(err, &missing) {
+	if _, ok := errors.AsType[*capture.FeatureError](err); ok {
 		return status.Error(codes.Unimplemented, err.Error())
 	}
 	switch attach.KindOf(err) {

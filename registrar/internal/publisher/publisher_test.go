@@ -141,7 +141,7 @@ func start(t *testing.T) *fixture {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(ctx, l) })
-	wg.Go(func() { _ = f.Publisher.Run(ctx) })
+	wg.Go(func() { _ = f.Run(ctx) })
 	if f.conn, err = xdstest.Dial("unix://" + path); err != nil {
 		t.Fatal(err)
 	}
@@ -188,14 +188,14 @@ func (f *fixture) upsert(uid, ip string, def uint16, ports string) {
 		Identity:  model.Identity{TrustDomain: domain, Namespace: "default", Account: "payments"},
 		Addresses: []netip.Addr{netip.MustParseAddr(ip)}, Default: def, Weight: 1,
 	}
-	for _, text := range strings.Fields(ports) {
+	for text := range strings.FieldsSeq(ports) {
 		health := model.Healthy
 		if strings.HasPrefix(text, "-") {
 			health, text = model.Unhealthy, text[1:]
 		}
-		number, proto, _ := strings.Cut(text, "=")
+		number, protocol, _ := strings.Cut(text, "=")
 		n, _ := port.ParseNumber(number)
-		pr, _ := port.ParseProtocol(proto)
+		pr, _ := port.ParseProtocol(protocol)
 		ep.Ports = append(ep.Ports, model.PortStatus{Port: port.Port{Number: n, Protocol: pr}, Health: health})
 	}
 	slices.SortFunc(ep.Ports, func(a, b model.PortStatus) int { return int(a.Number) - int(b.Number) })
