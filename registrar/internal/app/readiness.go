@@ -21,7 +21,7 @@ func openTable(netns string) (readiness.Table, error) { return listen.Open(netns
 // Watch implements attach.Readiness. A table that cannot be read says nothing:
 // what was seen last stands (contract 4.8).
 func (l listenTables) Watch(pod model.Pod, fn func(attach.PortState)) error {
-	spec := readiness.Spec{Netns: pod.Netns}
+	spec := readiness.Spec{Netns: pod.Netns, Inbound: len(pod.Ports) > 0}
 	for _, p := range pod.Ports {
 		spec.Ports = append(spec.Ports, p.Number)
 	}
