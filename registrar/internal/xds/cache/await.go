@@ -24,9 +24,10 @@ func (r *Result) Acknowledged() bool { return !r.Disconnected && len(r.Rejection
 // of a load assignment is that of the copy that followed its cluster, so it
 // proves the cluster active (dataplane decision 5).
 //
-// A key of WildcardCluster or Listener is awaited on every ADS stream, whether
-// or not it has asked yet; other keys only where they are subscribed to. With no
-// Envoy connected, now or later, the result says so.
+// A key of WildcardCluster or Listener is awaited on the ADS stream of every
+// Envoy, whether or not it has asked yet; other keys, and all keys on streams of
+// other clients, only where they are subscribed to. With no Envoy connected, now
+// or later, the result says so.
 //
 // fn runs in a goroutine of the cache, which calls one function after the other,
 // and may call the cache. After cancel returned fn is not started any more,
@@ -35,8 +36,8 @@ func (c *Cache) Await(keys []Key, fn func(Result)) (cancel func()) {
 	return c.await(keys, false, fn)
 }
 
-// AwaitSubscribed is Await, but waits on every ADS stream (for an
-// OnDemandCluster: every on-demand stream) until it subscribes to all of keys.
+// AwaitSubscribed is Await, but waits on the ADS stream of every Envoy (for an
+// OnDemandCluster: the on-demand stream) until it subscribes to all of keys.
 // It is for what Envoy asks for by itself a moment later: the secrets of a
 // listener that was just acknowledged (contract 4.2).
 func (c *Cache) AwaitSubscribed(keys []Key, fn func(Result)) (cancel func()) {
@@ -159,25 +160,25 @@ func (c *Cache) outcomeLocked(w *waiter) (r Result, done bool) {
 		return Result{Disconnected: true}, true
 	}
 	for _, t := range w.targets {
-		streams := c.streams[t.key.Kind.service()]
-		if (w.subscribed || t.key.Kind.whole()) && len(streams) == 0 {
-			return Result{Disconnected: true}, true
-		}
-		subscribers := 0
-		for st := range streams {
+		acknowledging := 0
+		for st := range c.streams[t.key.Kind.service()] {
 			state, rejection := st.stateLocked(t, w.subscribed)
 			switch state {
 			case outstanding:
 				return Result{}, false
 			case rejected:
 				r.Rejections = append(r.Rejections, *rejection)
-				subscribers++
+				acknowledging++
 			case acknowledged:
-				subscribers++
+				acknowledging++
 			case unsubscribed:
 			}
 		}
-		if subscribers == 0 {
+		switch {
+		case acknowledging > 0:
+		case w.subscribed || t.key.Kind.whole():
+			return Result{Disconnected: true}, true
+		default:
 			r.Unsubscribed = append(r.Unsubscribed, t.key)
 		}
 	}
@@ -195,13 +196,13 @@ const (
 	unsubscribed
 )
 
-// stateLocked returns how far the stream is with t. A stream that has not asked
+// stateLocked returns how far the stream is with t. An Envoy that has not asked
 // for a kind which every Envoy holds will; with must, one that does not subscribe
 // to the very key will as well.
 func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
 	sub := st.subs[t.key.Kind]
 	if sub == nil || !sub.started {
-		if must || t.key.Kind.whole() {
+		if (must || t.key.Kind.whole()) && st.envoyLocked() {
 			return outstanding, nil
 		}
 		return unsubscribed, nil
@@ -211,7 +212,7 @@ func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
 		switch {
 		case sub.wildcard && t.key.Kind.whole():
 			return acknowledged, nil // it does not exist, and the client knows
-		case must:
+		case must && st.envoyLocked():
 			return outstanding, nil
 		}
 		return unsubscribed, nil

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
 )
@@ -179,6 +180,28 @@ func TestAwaitSubscribed(t *testing.T) {
 	})
 }
 
+// A tool that watches is no Envoy: nothing waits for what it never asked for, it
+// counts where it subscribes, and alone it is nobody.
+func TestAwaitTool(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.Listener, "l", "1")
+		m.set(cache.Endpoints, "e", "1")
+		tool, _ := m.open(options{tool: true, judge: withholdAll})
+		m.must(tool.Subscribe(resource.EndpointType, "e"))
+		m.is(m.await(key(cache.Listener, "l")), "disconnected")
+		endpoints := m.await(key(cache.Endpoints, "e"))
+		m.is(endpoints, "pending")
+		m.release(tool, cache.Endpoints)
+		m.is(endpoints, "acknowledged")
+
+		envoy := m.ads()
+		listener := m.await(key(cache.Listener, "l"))
+		m.is(listener, "pending")
+		m.must(envoy.Subscribe(resource.ListenerType))
+		m.is(listener, "acknowledged")
+	})
+}
+
 // A cancelled await never reports; the callback may use the cache, and one that
 // blocks holds up neither the store nor the streams.
 func TestAwaitCallback(t *testing.T) {
@@ -225,4 +248,45 @@ func TestAwaitUnderChurn(t *testing.T) {
 		m.is(o, "acknowledged")
 		synctest.Wait()
 	})
+}
+
+// Whoever gives up waiting can say what was missing, and where (contract 4.2).
+func TestOutstanding(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.Apply(cache.Batch{Set: map[cache.Kind][]cache.Resource{
+			cache.WildcardCluster: m.resources("c", "1"), cache.Listener: m.resources("l", "1"), cache.Secret: m.resources("s", "1", "t", "1"),
+		}})
+		keys := []cache.Key{key(cache.WildcardCluster, "c"), key(cache.Listener, "l"), key(cache.Secret, "s")}
+		c, _ := m.open(options{node: "n1", judge: withholdAll})
+		m.must(c.Subscribe(resource.ClusterType))
+		m.must(c.Subscribe(resource.ListenerType))
+		m.outstanding(keys, true,
+			`cluster/c: sent, not acknowledged (node "n1", stream 1)`,
+			`secret/s: Envoy has not asked for it (node "n1", stream 1)`,
+			`listener/l: waits for the acknowledgement of what must come first (node "n1", stream 1)`)
+		m.release(c, cache.WildcardCluster)
+		m.outstanding(keys, false, `listener/l: sent, not acknowledged (node "n1", stream 1)`)
+		m.must(c.Subscribe(resource.SecretType, "t"))
+		m.must(c.Subscribe(resource.SecretType, "s", "later"))
+		m.outstanding(keys[2:], true, `secret/s: waits behind a response that is not acknowledged (node "n1", stream 1)`)
+		m.release(c, cache.Secret)
+		m.release(c, cache.Secret)
+		m.outstanding([]cache.Key{key(cache.Secret, "later")}, true, `secret/later: the registrar has not said what it is (node "n1", stream 1)`)
+		m.outstanding(keys[2:], true)
+		m.release(c, cache.Listener)
+		m.Hold()
+		m.set(cache.Listener, "l", "2")
+		m.outstanding(keys, false, `listener/l: held back, the registrar does not know everything yet (node "n1", stream 1)`)
+	})
+}
+
+func (m *mesh) outstanding(keys []cache.Key, subscribed bool, want ...string) {
+	m.Helper()
+	var got []string
+	for _, o := range m.Outstanding(keys, subscribed) {
+		got = append(got, o.String())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		m.Errorf("outstanding (-want +got):\n%s", diff)
+	}
 }

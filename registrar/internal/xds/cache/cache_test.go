@@ -52,6 +52,38 @@ func TestNewResource(t *testing.T) {
 	}
 }
 
+// The same content gives the same bytes on the wire, in whatever order and in
+// however many batches it came (I5).
+func TestOrderOfInput(t *testing.T) {
+	var first []byte
+	for seed := range uint64(20) {
+		bubble(t, func(m *mesh) {
+			order := rand.New(rand.NewPCG(seed, 0)).Perm(50)
+			for len(order) > 0 {
+				n := min(len(order), 1+int(seed))
+				var list []string
+				for _, i := range order[:n] {
+					list = append(list, fmt.Sprint("c", i), fmt.Sprint(i))
+				}
+				m.set(cache.WildcardCluster, list...)
+				order = order[n:]
+			}
+			m.set(cache.WildcardCluster, "gone", "1")
+			m.remove(key(cache.WildcardCluster, "gone"))
+			c := m.ads()
+			m.must(c.Subscribe(resource.ClusterType))
+			got, err := proto.MarshalOptions{Deterministic: true}.Marshal(c.Order()[0])
+			m.must(err)
+			if first == nil {
+				first = got
+			}
+			if !bytes.Equal(got, first) {
+				t.Errorf("order %d gives other bytes", seed)
+			}
+		})
+	}
+}
+
 // Equal content is no change: nothing is sent, whatever else is in the batch.
 func TestEqualContentIsNoChange(t *testing.T) {
 	bubble(t, func(m *mesh) {

@@ -39,8 +39,10 @@ func bubble(t *testing.T, test func(*mesh)) {
 // options of a client.
 type options struct {
 	node, peer string
-	service    cache.Service
-	judge      xdstest.Judge
+	// tool is a client that is no Envoy.
+	tool    bool
+	service cache.Service
+	judge   xdstest.Judge
 }
 
 // open connects a client that lives until the test ends or close is called.
@@ -56,7 +58,7 @@ func (m *mesh) open(o options) (client *xdstest.Client, closeNow func()) {
 		defer st.Close()
 		return delta.NewServer(str.Context(), st, st).DeltaStreamHandler(str, typeURL)
 	})
-	client = xdstest.New(stream, xdstest.Options{Node: node(o.node), Judge: o.judge})
+	client = xdstest.New(stream, xdstest.Options{Node: node(o), Judge: o.judge})
 	closeNow = func() {
 		cancel()
 		<-client.Done()
@@ -67,10 +69,13 @@ func (m *mesh) open(o options) (client *xdstest.Client, closeNow func()) {
 	return client, closeNow
 }
 
-// node returns what an Envoy says of itself.
-func node(id string) *corev3.Node {
+// node returns what a client says of itself.
+func node(o options) *corev3.Node {
+	if o.tool {
+		return nil
+	}
 	return &corev3.Node{
-		Id: id, UserAgentName: "envoy",
+		Id: o.node, UserAgentName: "envoy",
 		UserAgentVersionType: &corev3.Node_UserAgentBuildVersion{UserAgentBuildVersion: &corev3.BuildVersion{
 			Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40},
 		}},

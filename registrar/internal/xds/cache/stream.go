@@ -19,6 +19,9 @@ var (
 	errSotW   = errors.New("state-of-the-world xds is not served: set api_type DELTA_GRPC")
 )
 
+// envoyAgent is what every Envoy calls itself in its node.
+const envoyAgent = "envoy"
+
 // StreamParams describes a stream that a server accepted.
 type StreamParams struct {
 	// Service that the stream belongs to.
@@ -205,10 +208,16 @@ func (st *Stream) subscriptionLocked(kind Kind) *subscription {
 }
 
 func (st *Stream) identifyLocked(node *corev3.Node) {
-	if st.node == nil && node.GetId() != "" {
-		st.node = node
+	if st.node == nil {
+		st.node = node // not nil: the delta server sees to it
 		st.cache.pairing++
 	}
+}
+
+// envoyLocked reports whether the client is an Envoy, or has not said yet. Others,
+// such as tools that watch, are not expected to hold what every Envoy does.
+func (st *Stream) envoyLocked() bool {
+	return st.node == nil || st.node.GetUserAgentName() == envoyAgent
 }
 
 // partnersLocked returns the streams of the other service that belong to the
