@@ -31,7 +31,7 @@ func hungDel() cnitest.Behaviour {
 	return b
 }
 
-// CNI-24, I10, MESH-37: whatever CNI_NETNS means by now and whatever the
+// CNI-24, CNI-9, I10, MESH-37: whatever CNI_NETNS means by now and whatever the
 // registrar does, DEL succeeds in time with nothing on standard output, leaves
 // nothing but one note when the registrar could not be told, and can be repeated.
 func TestDelBroken(t *testing.T) {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -203,6 +206,21 @@ func TestStatus(t *testing.T) {
 			}
 		})
 	}
+}
+
+// CNI-21: a socket that may not be reached is named with its path, the kernel's
+// word and what to look at.
+func TestStatusPermission(t *testing.T) {
+	n := newNode(t, meshed())
+	cmd := exec.CommandContext(t.Context(), filepath.Join(n.path, "portolan"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.Env = []string{"CNI_COMMAND=STATUS", "CNI_PATH=/opt/cni/bin"}
+	cmd.Stdin = strings.NewReader(n.stdin(nil))
+	stdout, err := cmd.Output()
+	if _, ok := errors.AsType[*exec.ExitError](err); !ok {
+		t.Fatalf("%v: %s", err, stdout)
+	}
+	wantDocument(t, string(stdout), 50, "registrar socket "+n.socket+": permission denied: run the plugin as root and check SELinux or AppArmor labels")
 }
 
 // C22: GC and STATUS exist from 1.1.0 on, CHECK from 0.4.0 on.

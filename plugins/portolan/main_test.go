@@ -25,6 +25,9 @@ func TestMain(m *testing.M) {
 			bin.dir, bin.failpoints = filepath.Join(dir, "released"), filepath.Join(dir, "failpoints")
 			err = buildAll()
 		}
+		if err == nil {
+			err = os.Chmod(dir, 0o755)
+		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1

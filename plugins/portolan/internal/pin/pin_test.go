@@ -43,7 +43,7 @@ func open(t *testing.T, path string) *pin.Namespace {
 	return n
 }
 
-// A pin outlives the runtime's path, pinning again changes nothing, another
+// MESH-35: a pin outlives the runtime's path, pinning again changes nothing, another
 // namespace takes the place, and unpinning twice is success.
 func TestPin(t *testing.T) {
 	dir := folder(t)
