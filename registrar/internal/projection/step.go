@@ -34,6 +34,8 @@ import (
 // The end of a service: Leaving has no virtual hosts and no clusters. It awaits the
 // route table and what became of the clusters, so that a service which comes back at
 // once does not meet its own old meaning.
+//
+// The numbers are saved with an Entry: append, never renumber.
 type Step uint8
 
 // The steps of a service.

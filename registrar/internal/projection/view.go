@@ -18,7 +18,7 @@ type View struct {
 	// Name is F of contract 2: the cluster name that the virtual hosts lead to.
 	Name string
 	// Spellings are the names under which DNS answers for the service; Name is first
-	// unless the flat name is on its way to or from another service.
+	// unless the flat name is on its way to or from another service. Empty when Leaving.
 	Spellings []string
 	// VIP4 and VIP6 are the virtual addresses; invalid while the range is used up.
 	VIP4, VIP6 netip.Addr
@@ -136,6 +136,8 @@ func (e *Engine) aliases(s *service) []definition {
 func (e *Engine) spellings(s *service) []string {
 	flat := e.flatHeir(s.key.Name) == s
 	switch {
+	case s.step == Leaving:
+		return nil
 	case flat && s.flat:
 		return []string{s.flatName, s.longName}
 	case flat:

@@ -145,7 +145,7 @@ func TestForgotten(t *testing.T) {
 		{Kind: AwaitClusters, Name: "s.aether.internal"},
 		{Kind: AwaitClusters, Name: "s.default.aether.internal"},
 	})
-	if len(leaving.VirtualHosts) != 0 || len(leaving.Clusters) != 0 {
+	if len(leaving.VirtualHosts) != 0 || len(leaving.Clusters) != 0 || len(leaving.Spellings) != 0 {
 		t.Errorf("leaving: %+v", leaving)
 	}
 	if a := e.Resolve("s.aether.internal"); a.Kind != Tombstone || a.Service != key("default/s") {
