@@ -45,6 +45,10 @@ func newCommand(s streams) *cobra.Command {
 		SilenceErrors: true,
 		Version:       Version,
 		Args:          cobra.NoArgs,
+		// A command that starts nothing must not look like success to a supervisor.
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return errors.Join(cmd.Usage(), errors.New("a command is needed"))
+		},
 	}
 	root.AddCommand(newRunCommand(s), newDNSCommand(s), newBootstrapCommand(s), newStatusCommand(s), newVersionCommand(s))
 	return root

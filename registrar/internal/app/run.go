@@ -145,7 +145,7 @@ func (d *daemon) makeXDS() error {
 }
 
 func (d *daemon) makePublisher() error {
-	store, err := catalogue.Open(d.db)
+	store, err := catalogue.Open(d.db, d.component("catalogue"))
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) 
 		_, err := projection.New(cfg, []projection.Entry{e}, now)
 		return err
 	}
-	saved, err := store.Load(d.component("catalogue"), usable)
+	saved, err := store.Load(usable)
 	if err != nil {
 		return nil, err
 	}

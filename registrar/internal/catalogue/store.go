@@ -6,7 +6,6 @@
 package catalogue
 
 import (
-	"encoding/json"
 	"fmt"
 	"log/slog"
 
@@ -14,108 +13,47 @@ import (
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
+	"github.com/portolan-mesh/portolan/registrar/internal/state"
 )
 
-// The buckets of state.db that this package owns.
-const (
-	bucketServices   = "services"
-	bucketUnreadable = "services.unreadable"
-)
+// bucketServices of state.db belongs to this package: namespace/name ->
+// projection.Entry.
+const bucketServices = "services"
 
-// Store implements publisher.Catalogue over bbolt: key namespace/name, value JSON
-// of projection.Entry. It is safe for concurrent use.
+// Store implements publisher.Catalogue. It is safe for concurrent use.
 type Store struct {
-	db *bolt.DB
+	records *state.Records[projection.Entry]
 }
 
 // Open makes the bucket when it is missing.
-func Open(db *bolt.DB) (*Store, error) {
-	err := db.Update(func(tx *bolt.Tx) error {
-		_, err := tx.CreateBucketIfNotExists([]byte(bucketServices))
-		return err
-	})
+func Open(db *bolt.DB, log *slog.Logger) (*Store, error) {
+	records, err := state.OpenRecords[projection.Entry](db, bucketServices, log)
 	if err != nil {
-		return nil, fmt.Errorf("make bucket %s in %s: %w", bucketServices, db.Path(), err)
+		return nil, err
 	}
-	return &Store{db: db}, nil
+	return &Store{records: records}, nil
 }
 
 // Save stores entries and removes those of gone, all or nothing.
 func (s *Store) Save(entries []projection.Entry, gone []model.ServiceKey) error {
-	err := s.db.Update(func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte(bucketServices))
-		for _, e := range entries {
-			v, err := json.Marshal(e)
-			if err != nil {
-				return fmt.Errorf("encode service %s: %w", e.Service, err)
-			}
-			if err := b.Put([]byte(e.Service.String()), v); err != nil {
-				return err
-			}
-		}
-		for _, key := range gone {
-			if err := b.Delete([]byte(key.String())); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("save %d services to %s: %w", len(entries)+len(gone), s.db.Path(), err)
+	set := make(map[string]projection.Entry, len(entries))
+	for _, e := range entries {
+		set[e.Service.String()] = e
 	}
-	return nil
+	keys := make([]string, 0, len(gone))
+	for _, key := range gone {
+		keys = append(keys, key.String())
+	}
+	return s.records.Save(set, keys...)
 }
 
 // Load returns what is saved, in key order. usable says whether an entry can be
-// taken; one that cannot, or cannot be read, is logged with its key and set aside
-// in its own bucket, so that it loses nothing else.
-func (s *Store) Load(log *slog.Logger, usable func(projection.Entry) error) ([]projection.Entry, error) {
-	var entries []projection.Entry
-	err := s.db.Update(func(tx *bolt.Tx) error {
-		bad := map[string][]byte{}
-		err := tx.Bucket([]byte(bucketServices)).ForEach(func(k, v []byte) error {
-			var e projection.Entry
-			err := json.Unmarshal(v, &e)
-			if err == nil && e.Service.String() != string(k) {
-				err = fmt.Errorf("it names the service %s", e.Service)
-			}
-			if err == nil {
-				err = usable(e)
-			}
-			if err != nil {
-				log.Error("saved service is unusable, set aside", "service", string(k), "bucket", bucketUnreadable, "error", err)
-				bad[string(k)] = append([]byte(nil), v...)
-				return nil
-			}
-			entries = append(entries, e)
-			return nil
-		})
-		if err != nil {
-			return err
+// taken; one that cannot, or cannot be read, is set aside.
+func (s *Store) Load(usable func(projection.Entry) error) ([]projection.Entry, error) {
+	return s.records.Load(func(key string, e projection.Entry) error {
+		if e.Service.String() != key {
+			return fmt.Errorf("it is the entry of %s", e.Service)
 		}
-		return setAside(tx, bad)
+		return usable(e)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("load services from %s: %w", s.db.Path(), err)
-	}
-	return entries, nil
-}
-
-func setAside(tx *bolt.Tx, bad map[string][]byte) error {
-	if len(bad) == 0 {
-		return nil
-	}
-	aside, err := tx.CreateBucketIfNotExists([]byte(bucketUnreadable))
-	if err != nil {
-		return err
-	}
-	for k, v := range bad {
-		if err := aside.Put([]byte(k), v); err != nil {
-			return err
-		}
-		if err := tx.Bucket([]byte(bucketServices)).Delete([]byte(k)); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -46,6 +46,10 @@ func Open(path string, log *slog.Logger) (*bbolt.DB, Recovery, error) {
 	return opener{path: path, log: log, now: time.Now, lockTimeout: lockTimeout}.open()
 }
 
+// batchDelay is how long a write waits for others that could share its flush. An
+// ADD waits for it, so it is short beside a flush.
+const batchDelay = time.Millisecond
+
 // opener is one Open.
 type opener struct {
 	path        string
@@ -74,6 +78,7 @@ func (o opener) open() (*bbolt.DB, Recovery, error) {
 		var damaged *damagedError
 		switch {
 		case err == nil:
+			db.MaxBatchDelay = batchDelay
 			return db, recovery, nil
 		case errors.As(err, &damaged):
 			recovery = damaged.Recovery
