@@ -12,6 +12,9 @@ import (
 // Patience bounds what a test waits for; it is far longer than anything takes.
 const Patience = 15 * time.Second
 
+// largestAnswer is the largest answer over UDP that tests read, in bytes.
+const largestAnswer = 8192
+
 // Dial connects from inside the namespace; the network is one of udp4, tcp4,
 // udp6, tcp6. The connection is closed when the test ends.
 func (n *Namespace) Dial(tb testing.TB, network, addr string) (*dns.Conn, error) {
@@ -26,7 +29,7 @@ func (n *Namespace) Dial(tb testing.TB, network, addr string) (*dns.Conn, error)
 		return nil, err
 	}
 	tb.Cleanup(func() { _ = conn.Close() })
-	return &dns.Conn{Conn: conn, UDPSize: dns.MaxMsgSize}, nil
+	return &dns.Conn{Conn: conn, UDPSize: largestAnswer}, nil
 }
 
 // Exchange asks one question on the connection and waits for its answer.

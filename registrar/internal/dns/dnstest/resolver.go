@@ -65,7 +65,7 @@ func NewResolver(tb testing.TB, in *Namespace, addr string) *Resolver {
 		tb.Fatalf("start a resolver: %v", err)
 	}
 	r.Addr = packet.LocalAddr().(*net.UDPAddr).AddrPort()
-	for _, s := range []*dns.Server{{PacketConn: packet}, {Listener: stream}} {
+	for _, s := range []*dns.Server{{PacketConn: packet}, {Listener: stream, MaxTCPQueries: -1}} {
 		count := &r.UDP
 		if s.Listener != nil {
 			count = &r.TCP
