@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -166,8 +167,8 @@ func (d *daemon) locality() model.Locality {
 }
 
 // loadEngine makes the projection from the saved catalogue. An entry that cannot
-// be taken is set aside; entries that contradict each other are taken as far as
-// they agree.
+// be taken is set aside; of entries that contradict each other the later are left
+// out.
 func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) {
 	cfg := projection.Config{
 		Domain: d.cfg.Mesh.Domain, FlatNamespaces: d.cfg.Mesh.FlatNamespaces,
@@ -178,26 +179,22 @@ func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) 
 		return nil, err
 	}
 	now := time.Now()
-	usable := func(e projection.Entry) error {
+	saved, err := store.Load(func(e projection.Entry) error {
 		_, err := projection.New(cfg, []projection.Entry{e}, now)
 		return err
-	}
-	saved, err := store.Load(usable)
+	})
 	if err != nil {
 		return nil, err
 	}
-	engine, err := projection.New(cfg, saved, now)
-	if err == nil {
-		return engine, nil
-	}
-	d.log.Error("saved services contradict each other; those that do not fit are left out", "error", err)
-	var fit []projection.Entry
-	for _, e := range saved {
-		if _, err := projection.New(cfg, append(fit, e), now); err == nil {
-			fit = append(fit, e)
+	for {
+		engine, err := projection.New(cfg, saved, now)
+		unfit, ok := errors.AsType[*projection.EntryError](err)
+		if !ok {
+			return engine, err
 		}
+		d.log.Error("saved service contradicts others and is left out", "service", unfit.Service.String(), "error", err)
+		saved = slices.DeleteFunc(saved, func(e projection.Entry) bool { return e.Service == unfit.Service })
 	}
-	return projection.New(cfg, fit, now)
 }
 
 func (d *daemon) makeIdentities() error {

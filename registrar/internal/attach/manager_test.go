@@ -416,8 +416,8 @@ func TestAddressReuse(t *testing.T) {
 	w, m := setup(t)
 	mustAdd(t, m, addRequest("old", "job-1", "10.1.0.2", multiPort()))
 	mustAdd(t, m, addRequest("new", "web-0", "10.1.0.2", multiPort()))
-	if got := w.endpoints(); len(got) != 1 || got["new-eth0"].PodName != "web-0" {
-		t.Errorf("published %v, want only the new owner", got)
+	if got := w.endpoints(); len(got) != 1 || got["new-eth0"].PodName != "web-0" || got["new-eth0"].Since.IsZero() {
+		t.Errorf("published %v, want only the new owner, with the time of its ADD", got)
 	}
 }
 

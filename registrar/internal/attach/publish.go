@@ -65,6 +65,7 @@ func (m *Manager) endpoint(a *attachment) model.Endpoint {
 	p := a.pod
 	ep := model.Endpoint{
 		UID:         p.Key.String(),
+		Since:       p.Since,
 		Generation:  a.generation,
 		Service:     p.Service,
 		Identity:    p.Identity,
