@@ -148,7 +148,7 @@ func (c *Cache) resolveLocked() {
 		}
 		w.done = true
 		c.waits.remove(w)
-		c.calls.add(func() { w.fn(result) })
+		c.results.add(func() { w.fn(result) })
 	}
 	clear(c.waits.queue)
 	c.waits.queue = c.waits.queue[:0]
@@ -225,36 +225,4 @@ func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
 		return rejected, sub.rejections[t.key.Name]
 	}
 	return outstanding, nil
-}
-
-// calls are functions to be called without the lock, in order, by a goroutine
-// that exists while there are any. Guarded by Cache.mu.
-type calls struct {
-	queue   []func()
-	running bool
-}
-
-func (q *calls) add(f func()) { q.queue = append(q.queue, f) }
-
-func (q *calls) startLocked(c *Cache) {
-	if len(q.queue) > 0 && !q.running {
-		q.running = true
-		go c.call()
-	}
-}
-
-func (c *Cache) call() {
-	for {
-		c.mu.Lock()
-		list := c.calls.queue
-		c.calls.queue = nil
-		c.calls.running = len(list) > 0
-		c.mu.Unlock()
-		if len(list) == 0 {
-			return
-		}
-		for _, f := range list {
-			f()
-		}
-	}
 }

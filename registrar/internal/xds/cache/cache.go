@@ -11,6 +11,9 @@ import (
 // defaultGateTimeout is how long a gate holds a resource at most.
 const defaultGateTimeout = 2 * time.Second
 
+// maxLogs bounds the log records that wait for a slow handler.
+const maxLogs = 256
+
 // firstSeq is the number of the state before the first change. What a view has
 // acknowledged is smaller until it has acknowledged something.
 const firstSeq = 1
@@ -79,8 +82,11 @@ type Cache struct {
 	demand   demand
 	waits    waits
 	counters [numKinds]Counters
-	calls    calls
-	scratch  []*view
+	// results are the awaits that are done; logs are log records, whose handler may
+	// block on a file.
+	results calls
+	logs    calls
+	scratch []*view
 }
 
 // entry is what the cache knows of one key. It exists while the key is held or
@@ -137,6 +143,7 @@ func New(cfg Config) *Cache {
 		held:        true,
 		demand:      newDemand(),
 		waits:       newWaits(),
+		logs:        calls{limit: maxLogs},
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -276,7 +283,8 @@ func (c *Cache) reapLocked(e *entry) {
 func (c *Cache) unlock() {
 	c.flushLocked()
 	c.resolveLocked()
-	c.calls.startLocked(c)
+	c.startLocked(&c.results)
+	c.startLocked(&c.logs)
 	c.mu.Unlock()
 }
 

@@ -102,7 +102,7 @@ func (g *gate) report() {
 	c := s.st.cache
 	c.counters[s.kind].GateTimeouts++
 	kind, id, n, timeout := s.kind.String(), s.st.id, g.timedOut, c.gateTimeout
-	c.calls.add(func() {
+	c.logs.add(func() {
 		c.log.Warn("sent before what must come first was acknowledged",
 			"type", kind, "stream", id, "resources", n, "waited", timeout)
 	})

@@ -147,7 +147,7 @@ func (st *Stream) refuseLocked(req *discoveryv3.DeltaDiscoveryRequest, out chan 
 		return // an acknowledgement
 	}
 	c := st.cache
-	c.calls.add(func() {
+	c.logs.add(func() {
 		c.log.Warn("xds client asks for a type that is not served",
 			"type", req.GetTypeUrl(), "stream", st.id, "service", st.service.String())
 	})

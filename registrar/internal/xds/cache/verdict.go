@@ -83,7 +83,7 @@ func (s *subscription) rejectLocked(f *flight, reason string) {
 		s.suspectLocked(rest, f)
 	}
 	kind, id, node := s.kind.String(), s.st.id, s.st.node.GetId()
-	c.calls.add(func() {
+	c.logs.add(func() {
 		c.log.Warn("envoy rejected configuration", "type", kind, "stream", id, "node", node,
 			"resources", names[:min(len(names), maxLoggedNames)], "reason", reason, "suspects", len(rest))
 	})

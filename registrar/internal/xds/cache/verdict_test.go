@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -220,8 +221,47 @@ func TestPartWaitsForGate(t *testing.T) {
 	})
 }
 
-// The acknowledged and the rejected are counted by type and logged once, not in
-// a loop (XDS-R9).
+// A rejection is logged once, with its resource, reason and origin, and a handler
+// that blocks holds up neither streams nor awaits (XDS-R9; registrar MUST 1).
+func TestRejectionIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &blockingWriter{block: make(chan struct{})}
+		m := &mesh{T: t, Cache: cache.New(cache.Config{Logger: slog.New(slog.NewTextHandler(w, nil))})}
+		m.Release()
+		c, _ := m.open(options{node: "n1", judge: m.rejecting("a", "bad", byName)})
+		m.must(c.Subscribe(resource.ListenerType))
+		m.set(cache.Listener, "a", "bad", "b", "1")
+		m.set(cache.Listener, "b", "2")
+		m.holds(c, cache.Listener, "b", "2")
+		m.is(m.await(key(cache.Listener, "b")), "acknowledged")
+		close(w.block)
+		synctest.Wait()
+		lines := strings.Split(strings.TrimSpace(w.text), "\n")
+		if len(lines) != 1 {
+			t.Fatalf("%d log records, want one:\n%s", len(lines), w.text)
+		}
+		for _, want := range []string{"level=WARN", "type=listener", "resources=[a]", "stream=1", "node=n1", "No such file"} {
+			if !strings.Contains(lines[0], want) {
+				t.Errorf("log record without %s: %s", want, lines[0])
+			}
+		}
+	})
+}
+
+// blockingWriter takes nothing before block is closed.
+type blockingWriter struct {
+	block chan struct{}
+	text  string
+}
+
+// Write implements io.Writer.
+func (w *blockingWriter) Write(p []byte) (int, error) {
+	<-w.block
+	w.text += string(p)
+	return len(p), nil
+}
+
+// The acknowledged and the rejected are counted by type (XDS-R9).
 func TestVerdictCounters(t *testing.T) {
 	bubble(t, func(m *mesh) {
 		c, _ := m.open(options{judge: m.rejecting("a", "bad", byName)})

@@ -150,6 +150,9 @@ func (s *Server) serve(str stream.DeltaStream, service cache.Service, typeURL st
 		}
 	}()
 	err := delta.NewServer(ctx, st, st).DeltaStreamHandler(str, typeURL)
-	log.Info("xds stream closed", "error", err)
+	if err != nil {
+		log = log.With("error", err)
+	}
+	log.Info("xds stream closed")
 	return err
 }
