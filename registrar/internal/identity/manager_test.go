@@ -341,8 +341,8 @@ func TestRenewWhileSignerIsAway(t *testing.T) {
 	}
 }
 
-// With thousands of identities due and the signer away, a round asks a few times,
-// not thousands of times, and all are renewed when it is back.
+// With many identities due and the signer away, it is asked a few times,
+// not for each of them, and all are renewed when it is back.
 func TestRenewManyWhileSignerIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

@@ -285,6 +285,28 @@ func TestState(t *testing.T) {
 	}
 }
 
+// Ports and mesh listeners that come or go together are told together: a pod is
+// never half promoted (MESH-50).
+func TestStateIsWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tables := newFakeTables()
+		w, _ := start(t, tables, nil)
+		r := watch(t, w, "a", 8080, 9090)
+		time.Sleep(time.Minute)
+		r.take()
+		tables.set("a", withMesh("0.0.0.0:8080", "0.0.0.0:9090")...)
+		time.Sleep(time.Minute)
+		tables.set("a")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		got := r.take()
+		all := readiness.State{Inbound: true, OutboundHTTP: true, OutboundTCP: true, Listening: []uint16{8080, 9090}}
+		if len(got) != 2 || !got[0].state.Equal(all) || !got[1].state.Equal(readiness.State{}) {
+			t.Errorf("told %+v", got)
+		}
+	})
+}
+
 // A misbound port is named with its addresses, for people.
 func TestMisboundString(t *testing.T) {
 	m := readiness.Misbound{Port: 9090, Addrs: []netip.Addr{netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("::1")}}
