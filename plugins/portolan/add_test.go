@@ -41,6 +41,9 @@ func TestAddDel(t *testing.T) {
 	n.wantFiles(n.netnsDir, "c1-eth0", "c1-eth0.attached.json")
 	n.wantFiles(n.spoolDir)
 	n.wantPinned("c1", pod)
+	if info, err := os.Stat(n.netnsDir); err != nil || info.Mode().Perm() != 0o711 {
+		t.Errorf("folder of pins: %v, %v, want mode 0711: Envoy's uid passes through", info, err)
+	}
 	if d := cmp.Diff(want, n.note(n.netnsDir, "c1-eth0.attached.json").GetAttached(), protocmp.Transform()); d != "" {
 		t.Errorf("note (-want +got):\n%s", d)
 	}

@@ -141,6 +141,9 @@ func (a *attaching) pin() error {
 		return types.NewError(client.CodeConflict,
 			fmt.Sprintf("pin %s belongs to another container and interface: delete that one first", pin.Path(a.conf.NetnsDir, base)), "")
 	}
+	if err := pin.Prepare(a.conf.NetnsDir); err != nil {
+		return fmt.Errorf("%w: %w", errNotPinned, err)
+	}
 	for _, kind := range []spool.Kind{spool.Deleted, spool.Unmeshed} {
 		if err := removeNote(a.conf.SpoolDir, key, kind); err != nil {
 			return fmt.Errorf("%w: %w", errNotPinned, err)

@@ -13,9 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prepare makes dir, mode 0711 so that Envoy reaches what it is given but lists
-// nothing, and makes it a shared mount unless it is one. Plugins run
-// side by side: a lock keeps them from mounting it on itself twice (C6).
+// Prepare makes dir, mode 0711 so that Envoy reaches what it is given but lists
+// nothing, and makes it a shared mount unless it is one: pins made before would
+// not be seen elsewhere. Plugins run side by side; a lock keeps them from mounting
+// it on itself twice (C6).
+func Prepare(dir string) error {
+	if err := prepare(dir); err != nil {
+		return fmt.Errorf("prepare folder of pins %s: %w", dir, err)
+	}
+	return nil
+}
+
 func prepare(dir string) error {
 	if shared, err := isShared(dir); err == nil && shared {
 		return nil

@@ -16,14 +16,11 @@ const maxStacked = 64
 // Path returns where the pin called name lies in dir.
 func Path(dir, name string) string { return filepath.Join(dir, name) }
 
-// Pin mounts the namespace at Path(dir, name) and returns that path. It prepares
-// dir when needed. The same namespace pinned again is success; another one that
+// Pin mounts the namespace at Path(dir, name), in a folder that is prepared, and
+// returns that path. The same namespace pinned again is success; another one that
 // is pinned there is replaced.
 func Pin(dir, name string, n *Namespace) (string, error) {
 	path := Path(dir, name)
-	if err := prepare(dir); err != nil {
-		return "", fmt.Errorf("pin network namespace at %s: %w", path, err)
-	}
 	if id, err := Identify(path); err == nil && id == n.ID {
 		return path, nil
 	}

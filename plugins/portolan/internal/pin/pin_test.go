@@ -21,8 +21,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m.Run)) }
 
-// folder is a folder of pins that is taken down with the test.
-func folder(t *testing.T) string {
+// unprepared is a folder of pins that is taken down with the test.
+func unprepared(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "netns")
 	t.Cleanup(func() {
@@ -30,6 +30,16 @@ func folder(t *testing.T) string {
 			continue
 		}
 	})
+	return dir
+}
+
+// folder is a prepared folder of pins.
+func folder(t *testing.T) string {
+	t.Helper()
+	dir := unprepared(t)
+	if err := pin.Prepare(dir); err != nil {
+		t.Fatal(err)
+	}
 	return dir
 }
 
@@ -116,9 +126,6 @@ func mounts(t *testing.T, path string) int {
 func TestPinOverLeftovers(t *testing.T) {
 	dir := folder(t)
 	n := open(t, nettest.New(t).Path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
 	path := filepath.Join(dir, "c1-eth0")
 	if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
@@ -154,9 +161,6 @@ func TestPinOverLeftovers(t *testing.T) {
 func TestPinIsSeenElsewhere(t *testing.T) {
 	dir := folder(t)
 	n := open(t, nettest.New(t).Path)
-	if _, err := pin.Pin(dir, "first-eth0", n); err != nil { // prepares the folder
-		t.Fatal(err)
-	}
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", `mount --make-rslave / && echo ready && read x && stat -c %i "$0/c1-eth0"; read x; test -e "$0/c1-eth0" || echo gone`, dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	in, err := cmd.StdinPipe()
@@ -203,7 +207,7 @@ func TestPinIsSeenElsewhere(t *testing.T) {
 func TestPinParallel(t *testing.T) {
 	n := open(t, nettest.New(t).Path)
 	for range 20 {
-		dir := folder(t)
+		dir := unprepared(t)
 		var all sync.WaitGroup
 		start := make(chan struct{})
 		errs := make([]error, 16)
@@ -211,8 +215,9 @@ func TestPinParallel(t *testing.T) {
 			all.Go(func() {
 				<-start
 				name := fmt.Sprintf("c%d-eth0", i)
+				prepared := pin.Prepare(dir)
 				_, err := pin.Pin(dir, name, n)
-				errs[i] = errors.Join(err, pin.Unpin(dir, name))
+				errs[i] = errors.Join(prepared, err, pin.Unpin(dir, name))
 			})
 		}
 		close(start)
@@ -227,9 +232,8 @@ func TestPinParallel(t *testing.T) {
 }
 
 // C6: a plugin waits for the other one that is making the folder a mount.
-func TestPinWaitsForLock(t *testing.T) {
-	dir := folder(t)
-	n := open(t, nettest.New(t).Path)
+func TestPrepareWaitsForLock(t *testing.T) {
+	dir := unprepared(t)
 	lock, err := os.Open(filepath.Dir(dir))
 	if err != nil {
 		t.Fatal(err)
@@ -239,14 +243,11 @@ func TestPinWaitsForLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() {
-		_, err := pin.Pin(dir, "c1-eth0", n)
-		done <- err
-	}()
+	go func() { done <- pin.Prepare(dir) }()
 	for waiting := false; !waiting; {
 		select {
 		case err := <-done:
-			t.Fatalf("Pin did not wait: %v", err)
+			t.Fatalf("Prepare did not wait: %v", err)
 		default:
 		}
 		locks, err := os.ReadFile("/proc/locks")
@@ -263,6 +264,13 @@ func TestPinWaitsForLock(t *testing.T) {
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode() != fs.ModeDir|0o711 {
+		t.Errorf("folder = %v, %v, want drwx--x--x: Envoy passes through, and lists nothing", info.Mode(), err)
+	}
+	if err := pin.Prepare("/proc/none"); err == nil || !strings.Contains(err.Error(), "/proc/none") {
+		t.Errorf("Prepare of an impossible folder = %v", err)
 	}
 }
 
