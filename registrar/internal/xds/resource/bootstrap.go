@@ -128,9 +128,9 @@ func bootstrap(p BootstrapParams) *bootstrapv3.Bootstrap {
 // xdsCluster is the registrar's socket. The keepalive finds a registrar that hangs;
 // the server must allow it (dataplane T10).
 func xdsCluster(socket string) *clusterv3.Cluster {
-	h2 := http2Options()
-	h2.AllowConnect = false
-	h2.ConnectionKeepalive = &corev3.KeepaliveSettings{Interval: duration(30 * time.Second), Timeout: duration(5 * time.Second)}
+	h2 := &corev3.Http2ProtocolOptions{
+		ConnectionKeepalive: &corev3.KeepaliveSettings{Interval: duration(30 * time.Second), Timeout: duration(5 * time.Second)},
+	}
 	return &clusterv3.Cluster{
 		Name:                 XDSCluster,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},

@@ -26,9 +26,10 @@ const (
 	unlimited  = 1<<32 - 1
 	maxRetries = 1024
 	// attempts is how often a request that was not delivered is sent again, and
-	// hostPicks how often the balancer picks anew to find a host not tried yet.
+	// hostPicks how often the balancer picks anew to find a host not tried yet, which
+	// it meets late when its weight is small.
 	attempts  = 3
-	hostPicks = 5
+	hostPicks = 10
 )
 
 // ServiceCluster is one port of a service as every node sees it. Nothing in it

@@ -110,11 +110,14 @@ func http1Options() *corev3.Http1ProtocolOptions {
 }
 
 // http2Options let WebSocket cross an HTTP/2 hop (RFC 8441), and make a malformed
-// message the failure of its own stream, not of the pooled connection.
+// message the failure of its own stream, not of the pooled connection. A header
+// field may be as large as all fields together: Envoy's own 64 KiB would end the
+// connection, with all its streams.
 func http2Options() *corev3.Http2ProtocolOptions {
 	return &corev3.Http2ProtocolOptions{
 		AllowConnect:                            true,
 		OverrideStreamErrorOnInvalidHttpMessage: boolean(true),
+		MaxHeaderFieldSizeKb:                    u32(maxHeadersKB),
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -177,8 +178,17 @@ func TestWireHeaderSmuggling(t *testing.T) {
 			}
 		}
 	}
-	// The mark of an application does not even leave its own pod.
+	// A peer of the mesh that is no Envoy lies to the inbound listener itself: about who
+	// it is, and about the SNI where it sent none.
 	f := m.foreigner("stranger")
+	for _, pod := range []*meshPod{single, multi} {
+		got, err := f.send(t.Context(), pod, "GET / HTTP/1.1\r\nHost: x\r\nX-Portolan-Sni: 9090\r\nX-Forwarded-Client-Cert: URI=spiffe://td.test/ns/default/sa/root\r\nConnection: close\r\n\r\n", "")
+		xfcc := got.seen.Header.Values("X-Forwarded-Client-Cert")
+		if err != nil || got.seen.Server != "8080" || len(xfcc) != 1 || strings.Contains(xfcc[0], "root") || !hasURI(xfcc[0], "spiffe://td.test/ns/default/sa/stranger") {
+			t.Errorf("pod %s: got %d, %v, %q", pod.spec.ID, got.status, err, xfcc)
+		}
+	}
+	// The mark of an application does not even leave its own pod.
 	if got, header := f.get(t.Context(), single, "x", "8080", "http/1.1"); got != "8080" || header.Get(resource.NotDeliveredHeader) != "" {
 		t.Errorf("got %q with %v", got, header)
 	}

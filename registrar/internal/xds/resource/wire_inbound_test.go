@@ -52,28 +52,32 @@ func (f foreigner) dial(ctx context.Context, to *meshPod, sni string, alpn ...st
 // get sends one HTTP/1.1 request over a new connection. The outcome is the server
 // that answered, or the status, or "closed".
 func (f foreigner) get(ctx context.Context, to *meshPod, authority, sni string, alpn ...string) (string, http.Header) {
-	c, err := f.dial(ctx, to, sni, alpn...)
-	if err != nil {
+	a, err := f.send(ctx, to, "GET / HTTP/1.1\r\nHost: "+authority+"\r\nx-portolan-sni: 8080\r\n\r\n", sni, alpn...)
+	switch {
+	case err != nil:
 		return "closed", nil
-	}
-	defer func() { _ = c.Close() }()
-	if alpn != nil && c.ConnectionState().NegotiatedProtocol == "h2" {
-		return "h2 chosen", nil
-	}
-	_, _ = fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nx-portolan-sni: 8080\r\n\r\n", authority)
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		return "closed", nil
-	}
-	defer func() { _ = response.Body.Close() }()
-	a, err := read(response)
-	if err != nil {
-		return "closed", nil
-	}
-	if a.status == http.StatusOK {
+	case a.status == http.StatusOK:
 		return a.seen.Server, a.header
 	}
 	return http.StatusText(a.status), a.header
+}
+
+// send sends bytes over a new connection and reads one HTTP/1.1 response.
+func (f foreigner) send(ctx context.Context, to *meshPod, request, sni string, alpn ...string) (answer, error) {
+	c, err := f.dial(ctx, to, sni, alpn...)
+	if err != nil {
+		return answer{}, err
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := io.WriteString(c, request); err != nil {
+		return answer{}, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return answer{}, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	return read(response)
 }
 
 const (

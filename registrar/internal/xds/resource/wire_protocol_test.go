@@ -68,9 +68,13 @@ func TestWireProtocols(t *testing.T) {
 			r.Body = io.NopCloser(io.LimitReader(zeros{}, 10))
 			r.ContentLength = -1
 			r.Trailer = http.Header{"X-Sum": {"10"}}
+			r.Header.Set("X-Large", strings.Repeat("v", 100_000))
 		})
 		if got.status != 200 || got.seen.Proto != tt.want || got.seen.Trailer.Get("X-Sum") != "10" || got.trailer.Get("X-After") != "yes" {
 			t.Errorf("port %s: got %d, %s with trailers %v, and trailers %v: %s", tt.port, got.status, got.seen.Proto, got.seen.Trailer, got.trailer, got.body)
+		}
+		if n := len(got.seen.Header.Get("X-Large")); n != 100_000 {
+			t.Errorf("port %s: %d bytes of a large header arrive", tt.port, n)
 		}
 	}
 }
@@ -224,7 +228,12 @@ func TestWireTransparent(t *testing.T) {
 	defer func() { _ = c.Close() }()
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 	_, _ = io.WriteString(c, line+"\r\nHost: payments.aether.internal\r\nX-WeIrD-cAsE: 1\r\nx_under_score: 1\r\n"+many+"\r\n")
-	head := <-seen
+	head := ""
+	select {
+	case head = <-seen:
+	case <-time.NewTimer(10 * time.Second).C:
+		t.Fatal("the request does not reach the application")
+	}
 	if !strings.HasPrefix(head, line+"\n") {
 		t.Errorf("request line became %q", head[:min(len(head), 100)])
 	}
@@ -279,6 +288,40 @@ func TestWireExpectContinue(t *testing.T) {
 		_ = c.Close()
 	}
 	_ = m
+}
+
+// An idle connection to the application is given up before common servers close
+// it (2 s and more), so that no request meets one that is being closed.
+func TestWireApplicationConnectionIdle(t *testing.T) {
+	m := newMesh(t)
+	client := m.addPod("client", "client", "")
+	pod := m.addPod("payments-1", "payments", "8080")
+	closed := make(chan time.Time, 1)
+	pod.ServeTCP(t, "127.0.0.1:8080", func(c *net.TCPConn) {
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		_, _ = io.Copy(io.Discard, r)
+		closed <- time.Now()
+	})
+	m.setService(service{name: "payments", ports: "8080"})
+	m.setEndpoints("payments.aether.internal", pod)
+	m.xds.Sync()
+	if got := m.call(client.http1(t), "payments.aether.internal"); got.status != http.StatusOK {
+		t.Fatalf("got %d", got.status)
+	}
+	answered := time.Now()
+	select {
+	case at := <-closed:
+		if took := at.Sub(answered); took < 500*time.Millisecond {
+			t.Errorf("given up after %v", took)
+		}
+	case <-t.Context().Done():
+	case <-time.NewTimer(10 * time.Second).C:
+		t.Error("the connection is still there after 10 s")
+	}
 }
 
 // 64 MiB go both ways, over all four combinations, byte for byte; so does a body on

@@ -108,6 +108,23 @@ func TestWireStaleEndpoint(t *testing.T) {
 	}
 }
 
+// A retry goes to a host that was not tried, also when the dead one has most of the
+// weight and the balancer would pick it again (MESH-32).
+func TestWireRetryElsewhere(t *testing.T) {
+	m := newMesh(t)
+	client := m.addPod("client", "client", "")
+	right := m.addPod("right", "payments", "8080")
+	right.ServeHTTP(t, "127.0.0.1:8080", wiretest.Echo("right"))
+	down := m.addPod("down", "payments", "8080") // its application does not listen
+	m.setService(service{name: "payments", ports: "8080"})
+	heavy := down.endpoint()
+	heavy.Weight = 6
+	got := m.assign(client.http1(t), 40, right.endpoint(), heavy)
+	if got["right"] != 40 {
+		t.Errorf("got %v", got)
+	}
+}
+
 // zeros is an endless body.
 type zeros struct{}
 
