@@ -133,6 +133,11 @@ type clientOptions struct {
 // protocol that its client speaks: HTTP/1.1 stays HTTP/1.1 and h2c stays HTTP/2, on
 // the mesh hop and to the application (dataplane decision 7). An h2 port is called
 // in HTTP/2 whatever the client speaks. A tcp port has no such options.
+//
+// HTTP/2 on the mesh hop alone was measured: for one request after the other it
+// costs Envoy a tenth more processor time than HTTP/1.1, for eight at once a quarter
+// less. Neither decides; that an HTTP/1.1 application meets what its client sent,
+// upgrades among it, does.
 func (o clientOptions) pack() map[string]*anypb.Any {
 	if o.protocol.Class() != port.ClassHTTP {
 		return nil

@@ -140,6 +140,33 @@ func TestWireAuthority(t *testing.T) {
 	}
 }
 
+// The same through capture, as an application does it: it dials the VIP and the port
+// it means, in either family. The authority decides, not the address that was dialled.
+func TestWireCaptured(t *testing.T) {
+	m, client := payments(t)
+	m.lab.RedirectTCP(client.Pod, vipRanges)
+	for _, tt := range []struct {
+		dial, authority string
+		want            int
+		server          string
+	}{
+		{"198.18.0.10:80", "payments.aether.internal", 200, "8080"},
+		{"198.18.0.10:8080", "payments.aether.internal:8080", 200, "8080"},
+		{"198.18.0.10:9090", "payments.aether.internal:9090", 200, "9090"},
+		{"[fd70:6f72:746f::a]:9090", "payments.aether.internal:9090", 200, "9090"},
+		{"198.18.0.10:7777", "payments.aether.internal:7777", 503, ""},
+		{"198.18.0.10:80", "ghost.aether.internal", 503, ""},
+		{"198.18.0.10:80", "evil.com", 404, ""},
+		{"198.19.255.254:1", "payments.aether.internal:9090", 200, "9090"},
+	} {
+		for name, c := range map[string]*http.Client{"HTTP/1.1": client.Client(t, tt.dial, false), "h2c": client.Client(t, tt.dial, true)} {
+			if got := m.call(c, tt.authority); got.status != tt.want || got.seen.Server != tt.server {
+				t.Errorf("%s to %s over %s: got %d from %q, want %d from %q", tt.authority, tt.dial, name, got.status, got.seen.Server, tt.want, tt.server)
+			}
+		}
+	}
+}
+
 // Odd requests: no host at all, two hosts, absolute form, OPTIONS *, CONNECT, and
 // bytes that are no HTTP at all, which get no HTTP back (XDS-67, XDS-68, contract 2).
 func TestWireOddRequests(t *testing.T) {

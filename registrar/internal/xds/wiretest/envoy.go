@@ -195,6 +195,23 @@ func (e *Envoy) RSS() int64 {
 	return resident * int64(os.Getpagesize())
 }
 
+// CPU returns the processor time that the process has used, in steps of 10 ms.
+func (e *Envoy) CPU() time.Duration {
+	e.tb.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", e.PID))
+	if err != nil {
+		e.tb.Fatal(err)
+	}
+	// After the program's name, in brackets, user and system time are the 12th and
+	// 13th field.
+	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	var user, system int64
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil {
+		e.tb.Fatal(err)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
 // ValidateConfig runs `envoy --mode validate` on a configuration.
 func ValidateConfig(tb testing.TB, config []byte) (string, error) {
 	tb.Helper()
