@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/portolan-mesh/portolan/api/authority"
 	"github.com/portolan-mesh/portolan/api/port"
@@ -150,7 +151,7 @@ func (p *Publisher) AwaitListeners(ctx context.Context, key model.AttachmentKey)
 		return lp.failed
 	}
 	keys := append(slices.Clone(lp.listeners), lp.clusters...)
-	return p.awaitKeysAcknowledged(ctx, keys, p.cache.Await)
+	return p.awaitAcknowledged(ctx, keys, present)
 }
 
 // AwaitSecrets waits until Envoy acknowledged the certificate and the bundle that
@@ -166,28 +167,68 @@ func (p *Publisher) AwaitSecrets(ctx context.Context, key model.AttachmentKey) e
 	if len(lp.clusters) == 0 {
 		return nil
 	}
-	return p.awaitKeysAcknowledged(ctx, []cache.Key{
+	return p.awaitAcknowledged(ctx, []cache.Key{
 		{Kind: cache.Secret, Name: resource.InboundSecret(lp.pod.Identity)},
 		{Kind: cache.Secret, Name: resource.BundleSecret(p.cfg.TrustDomain)},
-	}, p.cache.AwaitSubscribed)
+	}, subscribed)
 }
 
-// awaitKeysAcknowledged waits with await, a method of the cache, for keys.
-func (p *Publisher) awaitKeysAcknowledged(ctx context.Context, keys []cache.Key, await func([]cache.Key, func(cache.Result)) func()) error {
+// awaitMode says which streams an acknowledgement is awaited from.
+type awaitMode bool
+
+const (
+	// present: those that subscribe to the key.
+	present awaitMode = false
+	// subscribed: every Envoy's; it will subscribe in a moment.
+	subscribed awaitMode = true
+)
+
+// identifyPoll is how often a stream is looked at that has opened but has not
+// said yet that an Envoy is at its other end.
+const identifyPoll = 10 * time.Millisecond
+
+// awaitAcknowledged waits for keys; the error names what is missing, or Envoy's
+// reason for a rejection.
+func (p *Publisher) awaitAcknowledged(ctx context.Context, keys []cache.Key, mode awaitMode) error {
+	for {
+		r, err := p.awaitOnce(ctx, keys, mode)
+		switch {
+		case err != nil:
+			return err
+		case len(r.Rejections) > 0:
+			return fmt.Errorf("envoy rejected %s: %s", r.Rejections[0].Key, r.Rejections[0].Reason)
+		case !r.Disconnected:
+			return nil
+		case p.Missing() != "":
+			return fmt.Errorf("no Envoy is connected to %s any more", p.cfg.XDSSocket)
+		}
+		t := time.NewTimer(identifyPoll)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("who connected to %s is no Envoy: %w", p.cfg.XDSSocket, ctx.Err())
+		}
+	}
+}
+
+func (p *Publisher) awaitOnce(ctx context.Context, keys []cache.Key, mode awaitMode) (cache.Result, error) {
+	await := p.cache.Await
+	if mode == subscribed {
+		await = p.cache.AwaitSubscribed
+	}
 	done := make(chan cache.Result, 1)
 	cancel := await(keys, func(r cache.Result) { done <- r })
 	defer cancel()
 	select {
 	case r := <-done:
-		switch {
-		case r.Disconnected:
-			return fmt.Errorf("no Envoy is connected to %s any more", p.cfg.XDSSocket)
-		case len(r.Rejections) > 0:
-			return fmt.Errorf("envoy rejected %s: %s", r.Rejections[0].Key, r.Rejections[0].Reason)
-		}
-		return nil
+		return r, nil
 	case <-ctx.Done():
-		return fmt.Errorf("no acknowledgement from Envoy in time: %w", ctx.Err())
+		var missing []string
+		for _, o := range p.cache.Outstanding(keys, mode == subscribed) {
+			missing = append(missing, o.String())
+		}
+		return cache.Result{}, fmt.Errorf("no acknowledgement from Envoy in time for %s: %w", strings.Join(missing, "; "), ctx.Err())
 	}
 }
 
@@ -222,7 +263,7 @@ func (p *Publisher) AwaitWithdrawn(ctx context.Context, service model.ServiceKey
 	if len(keys) == 0 {
 		return nil
 	}
-	return p.awaitKeysAcknowledged(ctx, keys, p.cache.Await)
+	return p.awaitAcknowledged(ctx, keys, present)
 }
 
 // TCPPorts returns the (VIP, port) pairs of raw TCP, sorted: what every pod's

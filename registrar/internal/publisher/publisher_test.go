@@ -577,8 +577,11 @@ func TestAwaitWithdrawn(t *testing.T) {
 	must(t, ads.Subscribe(resourcev3.EndpointType, name))
 	waitFor(t, ads, resourcev3.EndpointType, "the endpoint", func(st *xdstest.State) bool { return len(hosts(st, name)) == 1 })
 	ads.SetJudge(func(resp *discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict {
-		if resp.GetTypeUrl() == resourcev3.EndpointType {
-			return xdstest.Withhold()
+		for _, r := range resp.GetResources() {
+			var la endpointv3.ClusterLoadAssignment
+			if r.GetResource().UnmarshalTo(&la) == nil && len(la.GetEndpoints()) == 0 {
+				return xdstest.Withhold()
+			}
 		}
 		return xdstest.Ack()
 	})
