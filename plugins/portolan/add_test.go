@@ -274,6 +274,17 @@ func TestAddWaitsForProof(t *testing.T) {
 	}
 }
 
+// DNS is redirected when ADD returns, and not only once the mesh DNS looks: an
+// application's first query is the mesh's (MESH-46).
+func TestAddRedirectsDNS(t *testing.T) {
+	n := newNode(t, meshed())
+	pod, _ := n.mustAdd("c1", joins)
+	if got := pod.Exec(t, "nft", "list", "set", "inet", "portolan", "alive"); !strings.Contains(got, "elements = { 53 ") {
+		t.Errorf("DNS is not redirected:\n%s", got)
+	}
+}
+
+
 // CNI-48, CNI-62, CNI-D4: whatever goes wrong after the decision, ADD fails with
 // its code and undoes everything: capture, registration, pin and note.
 func TestAddUndoes(t *testing.T) {

@@ -125,6 +125,12 @@ func (a *attaching) captureWhileProven(adding *client.Adding, cancel context.Can
 	if err := <-captured; err != nil {
 		return err
 	}
+	if proof == nil && cfg.DNS {
+		// The mesh DNS keeps the redirection alive but may begin with it after ADD
+		// has returned. The pod's first query must not slip past: an application
+		// remembers an NXDOMAIN. The proof says that the sockets are open.
+		return safely(func() error { return a.plugin.capture.RedirectDNS(netns) })
+	}
 	return proof
 }
 

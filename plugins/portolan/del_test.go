@@ -83,13 +83,13 @@ func TestDelStale(t *testing.T) {
 	n := newNode(t, meshed())
 	_, oldPod := n.mustAdd("c1", joins)
 	newer, _ := n.mustAdd("c2", joins)
-	before := newer.Exec(t, "nft", "list", "ruleset")
+	before := newer.Exec(t, "nft", "-s", "list", "ruleset")
 	if err := n.del(oldPod); err != nil {
 		t.Fatal(err)
 	}
 	n.wantFiles(n.netnsDir, "c2-eth0", "c2-eth0.attached.json")
 	n.wantPinned("c2", newer)
-	if got := newer.Exec(t, "nft", "list", "ruleset"); got != before {
+	if got := newer.Exec(t, "nft", "-s", "list", "ruleset"); got != before {
 		t.Errorf("rules of the new sandbox changed:\n%s", got)
 	}
 	dels := cnitest.RequestsOf[*cniv1.DelRequest](n.registrar)

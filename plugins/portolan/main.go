@@ -5,6 +5,7 @@
 package main
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"time"
@@ -38,3 +39,11 @@ func (netnsCapture) Apply(netns string, cfg capture.Config) error { return captu
 
 func (netnsCapture) Verify(netns string, cfg capture.Config) error { return capture.Verify(netns, cfg) }
 func (netnsCapture) Remove(netns string) error                     { return capture.Remove(netns) }
+
+func (netnsCapture) RedirectDNS(netns string) error {
+	alive, err := capture.OpenAlive(netns)
+	if err != nil {
+		return err
+	}
+	return errors.Join(alive.Refresh(), alive.Close())
+}

@@ -23,6 +23,8 @@ type capturer interface {
 	Apply(netns string, cfg capture.Config) error
 	Verify(netns string, cfg capture.Config) error
 	Remove(netns string) error
+	// RedirectDNS redirects DNS for the first capture.AliveTimeout.
+	RedirectDNS(netns string) error
 }
 
 // plugin is one run of one command.
