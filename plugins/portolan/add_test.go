@@ -284,7 +284,6 @@ func TestAddRedirectsDNS(t *testing.T) {
 	}
 }
 
-
 // CNI-48, CNI-62, CNI-D4: whatever goes wrong after the decision, ADD fails with
 // its code and undoes everything: capture, registration, pin and note.
 func TestAddUndoes(t *testing.T) {
