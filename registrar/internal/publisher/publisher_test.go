@@ -463,6 +463,7 @@ func TestUpstreamsAreWarm(t *testing.T) {
 	f := start(t)
 	ads, _ := f.envoy(t, nil)
 	f.AddPod(clientPod("c1", "payments"))
+	waitFor(t, ads, resourcev3.ListenerType, "listeners", func(st *xdstest.State) bool { return len(st.Names()) == 2 })
 	f.upsert("a", "10.1.0.2", 8080, "8080 9090=h2 5432=tcp")
 	waitFor(t, ads, resourcev3.ClusterType, "upstream clusters", func(st *xdstest.State) bool {
 		return sniOf(t, st, "payments.aether.internal") == "8080" && sniOf(t, st, "payments.aether.internal:9090") == "9090"
