@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	xdsmatcherv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
-	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -95,53 +94,6 @@ func TestClusterRefused(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Load assignments: nearer localities first, priorities without a gap, each address
-// once, weights and drains as they are, empty allowed (contract 1, 4.6, XDS-35).
-func TestEndpoints(t *testing.T) {
-	for _, tt := range loadAssignments() {
-		t.Run(tt.name, func(t *testing.T) {
-			got := resource.Endpoints(tt.LoadAssignment)
-			if got.GetClusterName() != tt.Name {
-				t.Errorf("the name is %q", got.GetClusterName())
-			}
-			if text := describe(got); text != tt.want {
-				t.Errorf("got  %s\nwant %s", text, tt.want)
-			}
-		})
-	}
-}
-
-// describe writes a load assignment in one line.
-func describe(a *endpointv3.ClusterLoadAssignment) string {
-	var groups []string
-	for _, g := range a.GetEndpoints() {
-		group := fmt.Sprint(g.GetPriority())
-		if l := g.GetLocality(); l != nil {
-			group += " " + l.GetRegion() + "/" + l.GetZone()
-		}
-		var hosts []string
-		for _, e := range g.GetLbEndpoints() {
-			address := e.GetEndpoint().GetAddress().GetSocketAddress()
-			host := address.GetAddress()
-			if strings.Contains(host, ":") {
-				host = "[" + host + "]"
-			}
-			if address.GetPortValue() != resource.InboundPort {
-				host += fmt.Sprint(":", address.GetPortValue())
-			}
-			if w := e.GetLoadBalancingWeight().GetValue(); w != 1 {
-				host += fmt.Sprint("*", w)
-			}
-			if e.GetHealthStatus().String() == "DRAINING" {
-				host += " draining"
-			}
-			hosts = append(hosts, host)
-		}
-		groups = append(groups, group+": "+strings.Join(hosts, ", "))
-	}
-	return strings.Join(groups, "; ")
 }
 
 // Every regular expression that is sent anywhere is matched as a whole, and is in

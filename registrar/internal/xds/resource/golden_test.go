@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -310,95 +309,6 @@ func routeListener(tb testing.TB, routes *routev3.RouteConfiguration) *listenerv
 	}
 	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: packed}
 	return l
-}
-
-// loadAssignment is a case of the load assignment builder.
-type loadAssignment struct {
-	name string
-	resource.LoadAssignment
-	want string // "priority region/zone: address[*weight][ draining]..." per group
-}
-
-func loadAssignments() []loadAssignment {
-	at := func(ip string, l model.Locality) resource.Endpoint {
-		return resource.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(ip), resource.InboundPort), Weight: 1, Locality: l}
-	}
-	var (
-		none  model.Locality
-		self  = model.Locality{Region: "r1", Zone: "a"}
-		near  = model.Locality{Region: "r1", Zone: "b"}
-		away  = model.Locality{Region: "r2", Zone: "a"}
-		heavy = at("10.0.0.9", none)
-		drain = at("10.0.0.3", none)
-	)
-	heavy.Weight, drain.Draining = 7, true
-	reused, mapped := at("10.0.0.1", self), at("10.0.0.1", self)
-	reused.Draining, reused.Weight = true, 9
-	mapped.Addr = netip.MustParseAddrPort("[::ffff:10.0.0.1]:15008")
-	name := "payments." + domain
-	return []loadAssignment{
-		{"nobody", resource.LoadAssignment{Name: name}, ""},
-		{"no locality", resource.LoadAssignment{Name: name, Endpoints: []resource.Endpoint{heavy, at("10.0.0.10", none), at("fd00::1", none), drain}}, "0: 10.0.0.3 draining, 10.0.0.9*7, 10.0.0.10, [fd00::1]"},
-		{"all near", resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.2", self), at("10.0.0.1", self)}}, "0 r1/a: 10.0.0.1, 10.0.0.2"},
-		{
-			"three distances",
-			resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.1", away), at("10.0.0.2", near), at("10.0.0.3", self), at("10.0.0.4", none)}},
-			"0 r1/a: 10.0.0.3; 1 r1/b: 10.0.0.2; 2: 10.0.0.4; 2 r2/a: 10.0.0.1",
-		},
-		{"no gap", resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.1", away), at("10.0.0.3", self)}}, "0 r1/a: 10.0.0.3; 1 r2/a: 10.0.0.1"},
-		{"only far", resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{at("10.0.0.1", away)}}, "0 r2/a: 10.0.0.1"},
-		{"node without locality", resource.LoadAssignment{Name: name, Endpoints: []resource.Endpoint{at("10.0.0.1", away), at("10.0.0.3", self)}}, "0 r1/a: 10.0.0.3; 0 r2/a: 10.0.0.1"},
-		{"same region, no zones", resource.LoadAssignment{Name: name, Self: model.Locality{Region: "r1"}, Endpoints: []resource.Endpoint{at("10.0.0.1", model.Locality{Region: "r1"}), at("10.0.0.2", away)}}, "0 r1/: 10.0.0.1; 1 r2/a: 10.0.0.2"},
-		{"re-used address", resource.LoadAssignment{Name: name, Self: self, Endpoints: []resource.Endpoint{reused, mapped, at("10.0.0.2", self)}}, "0 r1/a: 10.0.0.1, 10.0.0.2"},
-		{"weight 0", resource.LoadAssignment{Name: name, Endpoints: []resource.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:15008")}}}, "0: 10.0.0.1"},
-	}
-}
-
-func bootstrapParams() resource.BootstrapParams {
-	return resource.BootstrapParams{
-		NodeID: "node-1", Cluster: domain, Locality: model.Locality{Region: "r1", Zone: "a"},
-		XDSSocket: "/run/portolan/xds/xds.sock", AdminSocket: "/run/portolan/envoy/admin.sock",
-	}
-}
-
-// The bootstrap is what its golden file says, JSON, and accepted by a real Envoy.
-func TestBootstrap(t *testing.T) {
-	got, err := resource.Bootstrap(bootstrapParams())
-	if err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "bootstrap.json", got)
-	if out, err := wiretest.ValidateConfig(t, got); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-	for range 20 {
-		if again, err := resource.Bootstrap(bootstrapParams()); err != nil || !bytes.Equal(again, got) {
-			t.Fatalf("the same parameters give other bytes, %v", err)
-		}
-	}
-}
-
-// What Envoy could not start with, or would misunderstand, is refused with the
-// parameter's name.
-func TestBootstrapRefuses(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		edit func(*resource.BootstrapParams)
-		want string
-	}{
-		{"no node", func(p *resource.BootstrapParams) { p.NodeID = "" }, `bootstrap: node "" or cluster "aether.internal" is empty; Envoy needs both to ask for configuration`},
-		{"no cluster", func(p *resource.BootstrapParams) { p.Cluster = "" }, `bootstrap: node "node-1" or cluster "" is empty; Envoy needs both to ask for configuration`},
-		{"relative socket", func(p *resource.BootstrapParams) { p.XDSSocket = "xds.sock" }, `bootstrap: socket path "xds.sock" must be absolute and at most 107 bytes`},
-		{"long socket", func(p *resource.BootstrapParams) { p.AdminSocket = "/" + strings.Repeat("a", 107) }, `bootstrap: socket path "/` + strings.Repeat("a", 107) + `" must be absolute and at most 107 bytes`},
-		{"negative limit", func(p *resource.BootstrapParams) { p.MaxConnections = -1 }, `bootstrap: a maximum of -1 connections is negative`},
-		{"not UTF-8", func(p *resource.BootstrapParams) { p.NodeID = "\xff" }, `bootstrap: node "\xff", cluster "aether.internal" or locality {"r1" "a"} is not UTF-8`},
-	} {
-		p := bootstrapParams()
-		tt.edit(&p)
-		if _, err := resource.Bootstrap(p); err == nil || err.Error() != tt.want {
-			t.Errorf("%s: got %v\nwant %s", tt.name, err, tt.want)
-		}
-	}
 }
 
 // A long mesh domain makes the catch-all's expression longer; Envoy still takes it
