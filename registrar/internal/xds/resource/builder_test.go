@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	xdsmatcherv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
