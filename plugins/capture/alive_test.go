@@ -30,7 +30,7 @@ func dnsWorld(t *testing.T) *nettest.Namespace {
 // both families, and come back when the server does.
 func TestAlive(t *testing.T) {
 	pod := dnsWorld(t)
-	alive := keepAlive(t, pod)
+	alive, pause := keepAlive(t, pod)
 	held4 := resolver(t, pod, nettest.Dialer{}, "udp4", "10.0.0.53:53")
 	held6 := resolver(t, pod, nettest.Dialer{}, "udp6", "[fd00::53]:53")
 	check := func(step, want string) {
@@ -49,6 +49,7 @@ func TestAlive(t *testing.T) {
 		}
 	}
 	check("alive", "mesh dns")
+	pause()
 	if err := alive.Withdraw(); err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +59,7 @@ func TestAlive(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	keepAlive(t, pod)
 	check("alive again", "mesh dns")
 	// A repair does not end the redirection.
 	apply(t, pod, dual())
@@ -69,7 +71,8 @@ func TestAlive(t *testing.T) {
 // again.
 func TestAliveExpires(t *testing.T) {
 	pod := dnsWorld(t)
-	alive := keepAlive(t, pod)
+	alive, pause := keepAlive(t, pod)
+	pause()
 	held := resolver(t, pod, nettest.Dialer{}, "udp4", "10.0.0.53:53")
 	time.Sleep(capture.AliveTimeout / 2) // the kernel's clock is the thing under test
 	if err := errors.Join(alive.Refresh(), alive.Close()); err != nil {
@@ -125,7 +128,7 @@ func TestAliveOwnServers(t *testing.T) {
 		pod.Serve(t, network, addr, "own")
 	}
 	pod.Serve(t, "udp4", "10.0.0.2:53", "own")
-	alive := keepAlive(t, pod)
+	alive, pause := keepAlive(t, pod)
 	for _, step := range []string{"alive", "withdrawn"} {
 		for network, addr := range own {
 			if got := pod.Get(t, network, addr); got != "own" {
@@ -135,6 +138,7 @@ func TestAliveOwnServers(t *testing.T) {
 		if got := pod.Get(t, "udp4", "10.0.0.2:53"); got != "own" {
 			t.Errorf("%s: own address was answered by %q", step, got)
 		}
+		pause()
 		if err := alive.Withdraw(); err != nil {
 			t.Fatal(err)
 		}

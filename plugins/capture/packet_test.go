@@ -3,6 +3,7 @@ package capture_test
 import (
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -96,9 +97,7 @@ func TestPacketsUDPToVIP(t *testing.T) {
 func TestPacketsExcluded(t *testing.T) {
 	pod, world := pod(t, true)
 	serveMesh(t, pod)
-	for _, a := range []string{"198.18.5.5/32", "198.18.0.10/32", "fd70:6f72:746f::5/128"} {
-		world.Exec(t, "ip", "addr", "add", a, "dev", "lo")
-	}
+	world.SetUp(t, "lo", "198.18.5.5/32", "198.18.0.10/32", "fd70:6f72:746f::5/128")
 	world.Serve(t, "tcp4", "198.18.5.5:5432", "world")
 	world.Serve(t, "tcp4", "198.18.0.10:22", "world")
 	world.Serve(t, "tcp6", "[fd70:6f72:746f::5]:80", "world")
@@ -163,7 +162,7 @@ func TestPacketsIPv6Disabled(t *testing.T) {
 func TestPacketsIPv6Unexpected(t *testing.T) {
 	pod, world := pod(t, true)
 	pod.Serve(t, "tcp4", "127.0.0.1:15001", "http") // no listener on ::1
-	world.Exec(t, "ip", "addr", "add", "fd70:6f72:746f::10/128", "dev", "lo")
+	world.SetUp(t, "lo", "fd70:6f72:746f::10/128")
 	world.Serve(t, "tcp6", "[fd70:6f72:746f::10]:80", "world")
 	if got := pod.Get(t, "tcp6", "[fd70:6f72:746f::10]:80"); got != "world" {
 		t.Fatalf("before: reached %q", got)
@@ -213,8 +212,10 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// keepAlive plays a mesh-DNS process that lives until the test ends.
-func keepAlive(t *testing.T, pod *nettest.Namespace) *capture.Alive {
+// keepAlive plays a mesh-DNS process that lives until the test ends. It refreshes
+// often, so that a slow machine does not let the redirection expire; pause stops
+// that, and returns when no refresh is under way.
+func keepAlive(t *testing.T, pod *nettest.Namespace) (alive *capture.Alive, pause func()) {
 	t.Helper()
 	alive, err := capture.OpenAlive(pod.Path)
 	if err != nil {
@@ -224,7 +225,28 @@ func keepAlive(t *testing.T, pod *nettest.Namespace) *capture.Alive {
 	if err := alive.Refresh(); err != nil {
 		t.Fatal(err)
 	}
-	return alive
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(capture.AliveTimeout / 5)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				if err := alive.Refresh(); err != nil {
+					t.Errorf("Refresh: %v", err)
+				}
+			}
+		}
+	}()
+	pause = sync.OnceFunc(func() {
+		close(stop)
+		<-stopped
+	})
+	t.Cleanup(pause)
+	return alive, pause
 }
 
 // resolver is one socket of a client that asks a DNS server outside.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,15 +43,7 @@ func New(tb testing.TB) *Namespace {
 	}
 	tb.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 	n := &Namespace{Path: path}
-	n.Do(tb, func() {
-		lo, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
-		if err != nil {
-			tb.Errorf("set lo up: %v", err)
-		}
-	})
+	n.SetUp(tb, "lo")
 	return n
 }
 
@@ -95,16 +88,48 @@ func Connect(tb testing.TB, a *Namespace, addrsA []string, b *Namespace, addrsB 
 			tb.Errorf("add a pair of interfaces: %v", err)
 		}
 	})
-	a.setUp(tb, addrsA)
-	b.setUp(tb, addrsB)
+	a.SetUp(tb, "eth0", addrsA...)
+	b.SetUp(tb, "eth0", addrsB...)
+	for _, n := range []*Namespace{a, b} {
+		n.await(tb, "a carrier on eth0", func() bool {
+			link, err := netlink.LinkByName("eth0")
+			return err == nil && link.Attrs().OperState == netlink.OperUp
+		})
+		for _, addr := range append(slices.Clone(addrsA), addrsB...) {
+			n.await(tb, "a route to "+addr, func() bool { return hasRoute(netip.MustParsePrefix(addr).Addr()) })
+		}
+	}
 }
 
-func (n *Namespace) setUp(tb testing.TB, addrs []string) {
+// await polls a condition inside the namespace: the kernel brings interfaces,
+// addresses and their routes up in its own time, and tells nobody when all of it
+// is done.
+func (n *Namespace) await(tb testing.TB, what string, done func() bool) {
 	tb.Helper()
 	n.Do(tb, func() {
-		link, err := netlink.LinkByName("eth0")
+		for deadline := time.Now().Add(Timeout); !done(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				tb.Errorf("%s: no %s", n.Path, what)
+				return
+			}
+		}
+	})
+}
+
+// hasRoute reports whether the calling thread's namespace has a usable route to
+// an address, be it its own.
+func hasRoute(to netip.Addr) bool {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Flags&unix.RTNH_F_LINKDOWN == 0
+}
+
+// SetUp adds addresses (CIDRs) to an interface and sets it up.
+func (n *Namespace) SetUp(tb testing.TB, device string, addrs ...string) {
+	tb.Helper()
+	n.Do(tb, func() {
+		link, err := netlink.LinkByName(device)
 		if err != nil {
-			tb.Errorf("find eth0: %v", err)
+			tb.Errorf("find %s: %v", device, err)
 			return
 		}
 		for _, a := range addrs {
@@ -113,15 +138,22 @@ func (n *Namespace) setUp(tb testing.TB, addrs []string) {
 				tb.Error(err)
 				return
 			}
-			addr.Flags = unix.IFA_F_NODAD
+			addr.Flags = unix.IFA_F_NODAD // or it could not be bound at once
 			if err := netlink.AddrAdd(link, addr); err != nil {
 				tb.Errorf("add %s: %v", a, err)
 			}
 		}
 		if err := netlink.LinkSetUp(link); err != nil {
-			tb.Errorf("set eth0 up: %v", err)
+			tb.Errorf("set %s up: %v", device, err)
 		}
 	})
+	for _, addr := range addrs {
+		own := netip.MustParsePrefix(addr).Addr()
+		n.await(tb, "local route of "+addr, func() bool {
+			routes, err := netlink.RouteGet(own.AsSlice())
+			return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+		})
+	}
 }
 
 // Route adds a default route of the gateway's family.
