@@ -31,6 +31,7 @@ func TestUpstreams(t *testing.T) {
 	addPod(t, n, multiPort("payments-1"))
 	addClient(t, n, "plain")
 	waitHealthy(t, n, 9090, 1)
+	waitRoutes(t, n)
 	if got := clusters(t, n); len(got) != 0 {
 		t.Errorf("Envoy has clusters that nobody asked for: %v", got)
 	}

@@ -23,6 +23,7 @@ func TestAuthorities(t *testing.T) {
 	client := addClient(t, n, "client")
 	waitHealthy(t, n, 8080, 1)
 	waitHealthy(t, n, 9090, 1)
+	waitRoutes(t, n)
 
 	const port8080, port9090 = "200 payments-1:8080", "200 payments-1:9090"
 	tests := []struct{ authority, want string }{
@@ -76,6 +77,22 @@ func TestAuthorities(t *testing.T) {
 	noDefaultPortCluster(t, n)
 }
 
+// waitRoutes waits until Envoy knows payments: I2 excepts names that it is asked
+// for before.
+func waitRoutes(t *testing.T, n *node.Node) {
+	t.Helper()
+	eventually(t, readyTime, func() string {
+		routes, err := n.EnvoyAdmin(t.Context(), "/config_dump?resource=dynamic_route_configs")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(routes, `"payments.aether.internal:8080"`) {
+			return "Envoy has no route to payments"
+		}
+		return ""
+	})
+}
+
 // noDefaultPortCluster fails when Envoy has a cluster of the default port's
 // explicit name (I2).
 func noDefaultPortCluster(t *testing.T, n *node.Node) {
@@ -99,6 +116,7 @@ func TestColdRequests(t *testing.T) {
 	addPod(t, n, multiPort("payments-1"))
 	client := addClient(t, n, "client")
 	waitHealthy(t, n, 8080, 1)
+	waitRoutes(t, n)
 	got, err := client.Get(t.Context(), "-n", "34", "-c", "102", "-keepalive=false", "http://payments.aether.internal/",
 		"http://payments.aether.internal:8080/", "http://payments.default.aether.internal:8080/")
 	if err != nil {
