@@ -95,7 +95,7 @@ func newDaemon(cfg runConfig, vips []netip.Prefix, log *slog.Logger) (*daemon, e
 		capture: netnsCapture{netnsDir: cfg.NetnsDir, vipRanges: vips},
 	}
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	for _, step := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods} {
+	for _, step := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods, d.registerGauges} {
 		if err := step(); err != nil {
 			d.close()
 			return nil, err
@@ -237,7 +237,7 @@ func (d *daemon) makePods() error {
 		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, SweepInterval: d.cfg.Sweep, Now: time.Now,
 		Mesh: d.publisher, Registry: d.backend, Identities: ensurer{d.identities}, Names: d.names,
 		Readiness: listenTables{Watcher: d.readiness, log: d.component("readiness")}, Capture: d.capture,
-		Unsupported: capture.Probe(),
+		Unsupported: capture.Probe(), Metrics: d.metrics,
 	})
 	if err != nil {
 		return err

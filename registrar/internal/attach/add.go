@@ -19,9 +19,15 @@ import (
 // ctx bounds the whole call.
 func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(Decision) error) error {
 	d, err := Decide(req, m.cfg.TrustDomain, m.cfg.Now())
-	if err != nil {
-		return err
+	if err == nil {
+		err = m.add(ctx, req, d, decided)
 	}
+	m.count.adds.WithLabelValues(outcome(d.Meshed, err)).Inc()
+	return err
+}
+
+func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, decided func(Decision) error) error {
+	m.count.unknown.Add(float64(len(d.Unknown)))
 	for _, k := range d.Unknown {
 		m.log.Warn("unknown annotation ignored", "key", k, "attachment", keyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
 	}
@@ -47,10 +53,12 @@ func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(D
 		m.undo(ctx, d.Pod)
 		return err
 	}
+	begin := m.cfg.Now()
 	if err := m.prove(ctx, d.Pod); err != nil {
 		m.undo(ctx, d.Pod)
 		return err
 	}
+	m.count.proof.Observe(m.cfg.Now().Sub(begin).Seconds())
 	m.finish(ctx, d.Pod)
 	return nil
 }

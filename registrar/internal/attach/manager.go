@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -110,6 +111,8 @@ type Config struct {
 	// Unsupported says what the kernel lacks to mesh a pod; nil when nothing
 	// (CNI-51). It is found once, at start.
 	Unsupported error
+	// Metrics takes the metrics; nil leaves them out.
+	Metrics prometheus.Registerer
 
 	Mesh       Mesh
 	Registry   Registry
@@ -126,6 +129,7 @@ type Manager struct {
 	store *store
 	log   *slog.Logger
 	keys  keyLocks
+	count metrics
 
 	// mu guards pods and every attachment's fields; it is never held across a
 	// call to another package.
@@ -157,6 +161,9 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{cfg: cfg, store: st, log: cfg.Log, pods: map[model.AttachmentKey]*attachment{}}
+	if err := m.count.register(cfg.Metrics, m); err != nil {
+		return nil, err
+	}
 	pods, err := st.load()
 	if err != nil {
 		return nil, err

@@ -76,6 +76,7 @@ func (m *Manager) recover() {
 		m.mu.Lock()
 		m.pods[key] = &attachment{pod: d.Pod, proven: true}
 		m.mu.Unlock()
+		m.count.recovered.Inc()
 		m.log.Warn("attachment had no record and is recovered from the plugin's note", "attachment", key.String(), "pod", d.Pod.Name, "service", d.Pod.Service.String())
 	}
 }
@@ -235,6 +236,7 @@ func (m *Manager) adopt(ctx context.Context, req *cniv1.AddRequest) bool {
 		m.log.Warn("running pod is not adopted yet", "attachment", key.String(), "pod", d.Pod.Name, "error", err)
 		return false
 	}
+	m.count.recovered.Inc()
 	m.log.Info("running pod adopted", "attachment", key.String(), "pod", d.Pod.Name, "service", d.Pod.Service.String())
 	return true
 }

@@ -24,3 +24,14 @@ func (p *Publisher) Asked() int {
 	defer p.mu.Unlock()
 	return p.engine.Asked()
 }
+
+// Count returns how many services are known.
+func (p *Publisher) Count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for range p.engine.Services() {
+		n++
+	}
+	return n
+}
