@@ -21,7 +21,8 @@ help: ## list the targets
 
 .PHONY: build
 build: ## build the CNI plugin and the registrar into bin/
-	$(STATIC) -o $(BIN)/ ./plugins/portolan ./registrar
+	$(STATIC) -tags grpcnotrace -o $(BIN)/ ./plugins/portolan
+	$(STATIC) -o $(BIN)/ ./registrar
 
 .PHONY: demo
 demo: build run-tools ## show the mesh on this machine (KEEP=1 leaves it running, ENVOY=/path takes another Envoy)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -56,7 +57,8 @@ func (c netnsCapture) Ensure(pod model.Pod, ports []netip.AddrPort) (bool, error
 }
 
 // Gone implements attach.Capture. The pin keeps a network namespace alive that
-// the runtime has let go of, so the runtime's path decides.
+// the runtime has let go of, so the runtime's path decides; where this process
+// cannot see the folder of that path at all, it says nothing (CNI-64).
 func (c netnsCapture) Gone(pod model.Pod) bool {
 	var pin, runtime unix.Stat_t
 	if err := unix.Stat(pod.Netns, &pin); err != nil {
@@ -66,7 +68,9 @@ func (c netnsCapture) Gone(pod model.Pod) bool {
 		return !isNetns(pod.Netns)
 	}
 	if err := unix.Stat(pod.RuntimeNetns, &runtime); err != nil {
-		return true
+		_, hidden := os.Stat(filepath.Dir(pod.RuntimeNetns))
+		// The folder of /proc/<pid>/ns/net goes with the process: that is an answer.
+		return hidden == nil || strings.HasPrefix(pod.RuntimeNetns, "/proc/")
 	}
 	return pin.Dev != runtime.Dev || pin.Ino != runtime.Ino
 }
@@ -79,8 +83,14 @@ func isNetns(path string) bool {
 // Unpin implements attach.Capture: it removes what the plugin's DEL would have.
 func (c netnsCapture) Unpin(key model.AttachmentKey) error {
 	path := filepath.Join(c.netnsDir, key.String())
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("unmount pin %s: %w", path, err)
+	for { // pins can be stacked
+		err := unix.Unmount(path, unix.MNT_DETACH)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("unmount pin %s: %w", path, err)
+		}
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove pin: %w", err)

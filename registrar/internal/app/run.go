@@ -314,7 +314,10 @@ func (d *daemon) servePods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	srv := grpc.NewServer(grpc.Creds(podserver.PeerCredentials{UIDs: []uint32{uint32(os.Geteuid())}}))
+	srv := grpc.NewServer(
+		grpc.MaxRecvMsgSize(cniv1.MaxMessage), grpc.MaxSendMsgSize(cniv1.MaxMessage),
+		grpc.Creds(podserver.PeerCredentials{UIDs: []uint32{uint32(os.Geteuid())}}),
+	)
 	settings := func(p model.Pod) capture.Config { return d.capture.settings(p, d.publisher.TCPPorts()) }
 	cniv1.RegisterRegistrarServiceServer(srv, podserver.New(d.pods, settings, d.component("cni")))
 	g, ctx := errgroup.WithContext(ctx)
