@@ -2,7 +2,6 @@ package resource_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -276,24 +275,5 @@ func TestWireAddressFamilies(t *testing.T) {
 	}
 	if got := m.call(dual.Client(t, "[::1]:15001", false), "evil.com"); got.status != http.StatusNotFound {
 		t.Errorf("[::1]:15001 answers %d", got.status)
-	}
-}
-
-// A connection that says nothing is closed, not forwarded: a TLS client speaks
-// first, whatever its application does (XDS-26 on the inbound side).
-func TestWireSilentConnection(t *testing.T) {
-	t.Parallel() // it waits for Envoy's timeout
-	m := newMesh(t)
-	pod := m.addPod("db", "db", "5432=tcp")
-	pod.ServeTCP(t, "127.0.0.1:5432", func(c *net.TCPConn) { _, _ = io.WriteString(c, "secret") })
-	c, err := m.lab.AddPod("stranger").DialContext(t.Context(), "tcp", netip.AddrPortFrom(pod.Addr, resource.InboundPort).String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(25 * time.Second))
-	var got bytes.Buffer
-	if _, err := io.Copy(&got, c); errors.Is(err, os.ErrDeadlineExceeded) || got.Len() > 0 {
-		t.Errorf("got %q, %v; want the connection closed", got.String(), err)
 	}
 }

@@ -9,17 +9,21 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/wiretest"
 )
 
 // database is a service with a tcp port behind a VIP of each family, a client that
 // is captured, and a pod whose server does f.
-func database(t *testing.T, f func(*net.TCPConn)) (m *mesh, client *meshPod) {
+func database(t *testing.T, f func(*net.TCPConn)) (m *mesh, client, pod *meshPod) {
 	t.Helper()
 	m = newMesh(t)
 	client = m.addPod("client", "client", "")
-	pod := m.addPod("db-1", "db", "5432=tcp")
+	pod = m.addPod("db-1", "db", "5432=tcp")
 	pod.ServeTCP(t, "127.0.0.1:5432", f)
 	var captured []netip.AddrPort
 	for _, vip := range []string{"198.18.0.10", "fd70:6f72:746f::a"} {
@@ -30,14 +34,14 @@ func database(t *testing.T, f func(*net.TCPConn)) (m *mesh, client *meshPod) {
 	}
 	m.lab.RedirectTCP(client.Pod, vipRanges, captured...)
 	m.xds.Sync()
-	return m, client
+	return m, client, pod
 }
 
 // Raw TCP through VIP:port over both families: protocols in which the server speaks
 // first, or the client sends four bytes and waits, take no longer than the network
 // (XDS-25, XDS-26).
 func TestWireTCP(t *testing.T) {
-	m, client := database(t, func(c *net.TCPConn) {
+	m, client, _ := database(t, func(c *net.TCPConn) {
 		_, _ = io.WriteString(c, "hello\n")
 		buf := make([]byte, 4)
 		for {
@@ -76,7 +80,7 @@ func TestWireTCP(t *testing.T) {
 // was sent before the end arrives whole.
 func TestWireTCPHalfClose(t *testing.T) {
 	const size = 8 << 20
-	_, client := database(t, func(c *net.TCPConn) {
+	_, client, _ := database(t, func(c *net.TCPConn) {
 		// Everything is read before anything is answered: the answer can only come if
 		// the end of the client's direction arrives and the other stays open.
 		data, err := io.ReadAll(c)
@@ -109,7 +113,7 @@ func TestWireTCPHalfClose(t *testing.T) {
 // bytes, whatever they are, and never sees a byte of HTTP (contract 2). One that
 // says nothing is closed after 15 s, and not much before: HTTP clients connect early.
 func TestWireTCPToHTTPListener(t *testing.T) {
-	_, client := database(t, func(*net.TCPConn) {})
+	_, client, _ := database(t, func(*net.TCPConn) {})
 	for _, first := range []string{"\x00", "SSH-2.0-OpenSSH\r\n", "*1\r\n$4\r\nPING\r\n", "\x16\x03\x01\x02\x00\x01", "EHLO x\r\n", "ping\n"} {
 		c, err := client.DialContext(t.Context(), "tcp", "198.18.0.10:7777")
 		if err != nil {
@@ -125,30 +129,47 @@ func TestWireTCPToHTTPListener(t *testing.T) {
 	}
 }
 
-// The silent half of the rule above.
-func TestWireSilentTCPToHTTPListener(t *testing.T) {
-	t.Parallel() // it waits for Envoy's timeout
-	_, client := database(t, func(*net.TCPConn) {})
-	started := time.Now()
-	c, err := client.DialContext(t.Context(), "tcp", "198.18.0.10:7777")
-	if err != nil {
-		t.Fatal(err)
+// Who says nothing is closed, and sees not a byte: a raw TCP client of 15001 (the
+// silent half of the rule above), and a stranger at 15008, where a TLS client speaks
+// first whatever its application does (XDS-26).
+func TestWireSilent(t *testing.T) {
+	t.Parallel() // it waits for Envoy's timeouts
+	m, client, pod := database(t, func(c *net.TCPConn) { _, _ = io.WriteString(c, "secret") })
+	stranger := m.lab.AddPod("stranger")
+	var wg sync.WaitGroup
+	for _, tt := range []struct {
+		from     *wiretest.Namespace
+		to       string
+		earliest time.Duration // HTTP clients connect long before they speak
+	}{
+		{client.Namespace, "198.18.0.10:7777", 10 * time.Second},
+		{stranger.Namespace, netip.AddrPortFrom(pod.Addr, resource.InboundPort).String(), 5 * time.Second},
+	} {
+		wg.Go(func() {
+			started := time.Now()
+			c, err := tt.from.DialContext(t.Context(), "tcp", tt.to)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = c.Close() }()
+			_ = c.SetDeadline(started.Add(30 * time.Second))
+			got, err := io.ReadAll(c)
+			if len(got) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: got %q, %v; want a closed connection", tt.to, got, err)
+			}
+			if took := time.Since(started); took < tt.earliest {
+				t.Errorf("%s: closed after %v", tt.to, took)
+			}
+		})
 	}
-	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(started.Add(30 * time.Second))
-	got, err := io.ReadAll(c)
-	if len(got) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("got %q, %v; want a closed connection", got, err)
-	}
-	if took := time.Since(started); took < 10*time.Second {
-		t.Errorf("closed after %v", took)
-	}
+	wg.Wait()
 }
 
 // What leads nowhere is closed without a byte: a VIP that no service has, and a
 // connection that an application opens to 15002 itself, which asks nobody (I9).
 func TestWireTCPNowhere(t *testing.T) {
-	m, client := database(t, func(*net.TCPConn) {})
+	m, client, _ := database(t, func(*net.TCPConn) {})
 	ghost := netip.MustParseAddrPort("198.18.0.99:5432")
 	m.lab.RedirectTCP(client.Pod, nil, ghost)
 	for _, address := range []string{ghost.String(), ghost.String(), "127.0.0.1:15002", "[::1]:15002"} {
