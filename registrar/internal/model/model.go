@@ -6,6 +6,7 @@ package model
 
 import (
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/port"
@@ -33,6 +34,13 @@ type ServiceKey struct {
 
 // String returns namespace/name.
 func (k ServiceKey) String() string { return k.Namespace + "/" + k.Name }
+
+// TCPServerName is the SNI that selects a tcp port of the service: it names the
+// service, so that a pod which got a re-used address refuses it even if it has
+// the same account and serves the same port (dataplane decision 8).
+func (k ServiceKey) TCPServerName(port uint16) string {
+	return strconv.Itoa(int(port)) + "." + k.Name + "." + k.Namespace
+}
 
 // Compare orders keys by namespace, then name.
 func (k ServiceKey) Compare(o ServiceKey) int {

@@ -42,7 +42,7 @@ type definition struct {
 // refused (dataplane decision 8).
 func (d definition) sni(key model.ServiceKey) string {
 	if d.protocol.Class() == port.ClassTCP {
-		return portText(d.port) + "." + key.Name + "." + key.Namespace
+		return key.TCPServerName(d.port)
 	}
 	return portText(d.port)
 }

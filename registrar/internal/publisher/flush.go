@@ -1,12 +1,14 @@
 package publisher
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/portolan-mesh/portolan/api/port"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
@@ -213,9 +215,14 @@ func (p *Publisher) forget(name string) {
 }
 
 func (p *Publisher) serviceCluster(c projection.Cluster) resource.ServiceCluster {
-	return resource.ServiceCluster{
+	out := resource.ServiceCluster{
 		Name: c.Name, SNI: c.SNI, Protocol: c.Protocol, Identities: c.Identities, TrustDomain: p.cfg.TrustDomain,
 	}
+	if c.Protocol == port.TCP {
+		// Named after an address; in statistics after the service.
+		out.StatName = fmt.Sprintf("%s.%s:%d", c.ID.Service.Name, c.ID.Service.Namespace, c.ID.Port)
+	}
+	return out
 }
 
 func (p *Publisher) setEndpoints(b *batch, c projection.Cluster) {

@@ -23,7 +23,7 @@ func chainMatcher(p Pod) *xdsmatcherv3.Matcher {
 	for _, pt := range p.Ports {
 		names := serverNames(pt.Number)
 		if pt.Protocol.Class() == port.ClassTCP {
-			names = append(names, TCPServerName(pt.Number, p.Service))
+			names = append(names, p.Service.TCPServerName(pt.Number))
 		}
 		for _, name := range names {
 			served[name] = useChain(chainName(pt.Number))

@@ -38,7 +38,7 @@ type ServiceCluster struct {
 	// Name is the cluster's name and its load assignment's: the authority, or VIP:port
 	// for a tcp port.
 	Name string
-	// SNI selects the port at the server: ServerName, or TCPServerName.
+	// SNI selects the port at the server: ServerName, or model.ServiceKey.TCPServerName.
 	SNI string
 	// Protocol is how the port speaks.
 	Protocol port.Protocol

@@ -179,7 +179,7 @@ func (m *mesh) setService(s service) {
 			continue
 		}
 		key := model.ServiceKey{Namespace: "default", Name: s.name}
-		m.setCluster(s, pt, netip.AddrPortFrom(s.vip, pt.Number).String(), resource.TCPServerName(pt.Number, key))
+		m.setCluster(s, pt, netip.AddrPortFrom(s.vip, pt.Number).String(), key.TCPServerName(pt.Number))
 		if i == 0 {
 			refused = append(refused, flat, spaced)
 		}

@@ -87,13 +87,6 @@ func serverNames(port uint16) []string {
 	return []string{portText(port), "p-" + portText(port)}
 }
 
-// TCPServerName is the SNI of a tcp port's cluster. It names the service, so that
-// the pod which got a re-used address refuses it even if it has the same account
-// and serves the same port (dataplane decision 8).
-func TCPServerName(port uint16, service model.ServiceKey) string {
-	return portText(port) + "." + service.Name + "." + service.Namespace
-}
-
 // ServerName is the SNI of the cluster of an http or h2 port.
 func ServerName(port uint16) string { return portText(port) }
 
