@@ -170,7 +170,8 @@ func TestAwaitPod(t *testing.T) {
 // waits.
 func TestClientCoalesces(t *testing.T) {
 	e := newEnd(t)
-	e.pods.gate = make(chan struct{})
+	gate := make(chan struct{})
+	e.pods.setGate(gate)
 	revisions := 0
 	var mu sync.Mutex
 	c := newClient(t, e.socket, func(c *Client) {
@@ -182,16 +183,17 @@ func TestClientCoalesces(t *testing.T) {
 	})
 	must(t, c.SetNames(nil))
 	must(t, c.SetPods(nil))
-	e.pods.gate <- struct{}{}
+	gate <- struct{}{}
+	gate <- struct{}{}
 	await(t, c)
 	must(t, c.SetPod(testPod(0)))
-	e.pods.gate <- struct{}{}
+	gate <- struct{}{}
 	must(t, c.SetPod(testPod(0)))
 	for i := range 100 {
 		must(t, c.SetPod(testPod(i)))
 		must(t, c.UpdateNames(map[string]VIP{fmt.Sprintf("s%d.aether.internal", i): vip(i)}, nil))
 	}
-	close(e.pods.gate)
+	close(gate)
 	await(t, c)
 	mu.Lock()
 	defer mu.Unlock()
@@ -206,7 +208,8 @@ func TestClientCoalesces(t *testing.T) {
 // A process that hangs is given up, and another connection tried.
 func TestClientAckTimeout(t *testing.T) {
 	e := newEnd(t)
-	e.pods.gate = make(chan struct{})
+	gate := make(chan struct{})
+	e.pods.setGate(gate)
 	c := newClient(t, e.socket, func(c *Client) { c.ackTimeout = 50 * time.Millisecond })
 	must(t, c.SetNames(nil))
 	must(t, c.SetPods([]Pod{testPod(1)}))
@@ -223,7 +226,7 @@ func TestClientAckTimeout(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	close(e.pods.gate)
+	close(gate)
 	must(t, c.AwaitPod(within(t, patience), testKey(1)))
 }
 
@@ -304,6 +307,30 @@ func TestClientLargeTable(t *testing.T) {
 	if n, p := e.table.Size(); n != 10000 || p != 1500 {
 		t.Errorf("after a new domain %d names and %d pods", n, p)
 	}
+	if refused, sessions := metric(t, e.reg, "portolan_dns_table_refused_total"), metric(t, e.reg, "portolan_dns_table_sessions_total"); refused != 0 || sessions != 1 {
+		t.Errorf("%v revisions were refused in %v sessions, want none in one", refused, sessions)
+	}
+}
+
+// A report about the pod as it was does not count for the pod as it was set last.
+func TestAwaitPodIgnoresOldReports(t *testing.T) {
+	e := newEnd(t)
+	c := newClient(t, e.socket, nil)
+	must(t, c.SetNames(nil))
+	must(t, c.SetPods([]Pod{testPod(1)}))
+	must(t, c.AwaitPod(within(t, patience), testKey(1)))
+	gate := make(chan struct{})
+	e.pods.setGate(gate)
+	changed := testPod(1)
+	changed.IPv6 = true
+	must(t, c.SetPod(changed))
+	gate <- struct{}{} // the revision arrived, and waits for the second token
+	e.server.podChanged(testKey(1))
+	if err := c.AwaitPod(within(t, 100*time.Millisecond), testKey(1)); err == nil || err.Error() != "mesh DNS has not acknowledged pod c1-eth0 yet" {
+		t.Errorf("error %v", err)
+	}
+	close(gate)
+	must(t, c.AwaitPod(within(t, patience), testKey(1)))
 }
 
 // Whatever is set in whatever order, while connections break and the process

@@ -49,16 +49,16 @@ func key(name string) model.AttachmentKey {
 	return model.AttachmentKey{ContainerID: name, IfName: "eth0"}
 }
 
-func newScene(t testing.TB) *scene {
-	t.Helper()
-	s := &scene{dir: t.TempDir(), pod: dnstest.NewNamespace(t), outside: dnstest.NewNamespace(t)}
-	dnstest.Connect(t, "eth0",
+func newScene(tb testing.TB) *scene {
+	tb.Helper()
+	s := &scene{dir: tb.TempDir(), pod: dnstest.NewNamespace(tb), outside: dnstest.NewNamespace(tb)}
+	dnstest.Connect(tb, "eth0",
 		dnstest.End{In: s.pod, Addrs: []string{"10.0.0.2/24", "fd00::2/64"}},
 		dnstest.End{In: s.outside, Addrs: []string{"10.0.0.1/24", "10.0.0.53/24", "10.0.0.54/24", "fd00::53/64"}})
-	s.pod.Route(t, "eth0", "10.0.0.1")
-	s.upstream = dnstest.NewResolver(t, nil, "127.0.0.1:0")
+	s.pod.Route(tb, "eth0", "10.0.0.1")
+	s.upstream = dnstest.NewResolver(tb, nil, "127.0.0.1:0")
 	for _, addr := range []string{real4, real6, "10.0.0.54:53"} {
-		s.old = dnstest.NewResolver(t, s.outside, addr)
+		s.old = dnstest.NewResolver(tb, s.outside, addr)
 		s.old.Handle(func(w mdns.ResponseWriter, q *mdns.Msg) {
 			m := new(mdns.Msg)
 			m.SetReply(q)
@@ -71,7 +71,7 @@ func newScene(t testing.TB) *scene {
 		DNS:       true, IPv6: true,
 	}
 	if err := capture.Apply(s.pod.Path, cfg); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
 }
@@ -82,24 +82,24 @@ func (s *scene) podConfig() dns.Pod {
 
 // start runs the process inside the test, and returns a function that ends it
 // and waits.
-func (s *scene) start(t testing.TB, change func(*dns.Config)) (stop func()) {
-	t.Helper()
+func (s *scene) start(tb testing.TB, change func(*dns.Config)) (stop func()) {
+	tb.Helper()
 	cfg := config(s.dir)
 	if change != nil {
 		change(&cfg)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := dns.Run(ctx, cfg); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	stop = func() {
 		cancel()
 		running.Wait()
 	}
-	t.Cleanup(stop)
+	tb.Cleanup(stop)
 	return stop
 }
 
@@ -120,56 +120,56 @@ func (s *scene) startProcess(t *testing.T) *exec.Cmd {
 }
 
 // client runs a registrar's client with payments and the pod, until stop.
-func (s *scene) client(t testing.TB) (c *dns.Client, stop func()) {
-	t.Helper()
+func (s *scene) client(tb testing.TB) (c *dns.Client, stop func()) {
+	tb.Helper()
 	c, err := dns.NewClient(dns.ClientConfig{
 		Socket: s.dir + "/run/dns.sock", Log: slog.New(slog.DiscardHandler),
 		Settings: dns.Settings{Domain: "aether.internal", Upstreams: []netip.AddrPort{s.upstream.Addr}},
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	vip := dns.VIP{V4: netip.MustParseAddr(payments4), V6: netip.MustParseAddr(payments6)}
 	if err := c.SetNames(map[string]dns.VIP{"payments.aether.internal": vip, "payments.default.aether.internal": vip}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := c.SetPods([]dns.Pod{s.podConfig()}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	var running sync.WaitGroup
 	running.Go(func() { _ = c.Run(ctx) })
 	stop = func() {
 		cancel()
 		running.Wait()
 	}
-	t.Cleanup(stop)
+	tb.Cleanup(stop)
 	return c, stop
 }
 
 // serve starts everything and waits until the pod is served and captured.
-func (s *scene) serve(t testing.TB) *dns.Client {
-	t.Helper()
-	c, _ := s.client(t)
-	s.awaitPod(t, c)
-	s.awaitCaptured(t)
+func (s *scene) serve(tb testing.TB) *dns.Client {
+	tb.Helper()
+	c, _ := s.client(tb)
+	s.awaitPod(tb, c)
+	s.awaitCaptured(tb)
 	return c
 }
 
-func (s *scene) awaitPod(t testing.TB, c *dns.Client) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), dnstest.Patience)
+func (s *scene) awaitPod(tb testing.TB, c *dns.Client) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), dnstest.Patience)
 	defer cancel()
 	if err := c.AwaitPod(ctx, key("pod")); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // awaitCaptured waits until a mesh name is answered through the redirection.
-func (s *scene) awaitCaptured(t testing.TB) {
-	t.Helper()
-	dnstest.Eventually(t, func() string {
-		if got := s.resolve(t, "udp4", real4, "payments.aether.internal", mdns.TypeA); got != payments4 {
+func (s *scene) awaitCaptured(tb testing.TB) {
+	tb.Helper()
+	dnstest.Eventually(tb, func() string {
+		if got := s.resolve(tb, "udp4", real4, "payments.aether.internal", mdns.TypeA); got != payments4 {
 			return "payments.aether.internal through the redirection: " + got
 		}
 		return ""
@@ -178,19 +178,19 @@ func (s *scene) awaitCaptured(t testing.TB) {
 
 // resolve asks from the pod with a socket of its own and returns the address, or
 // what came instead.
-func (s *scene) resolve(t testing.TB, network, server, name string, qtype uint16) string {
-	t.Helper()
-	conn, err := s.pod.Dial(t, network, server)
+func (s *scene) resolve(tb testing.TB, network, server, name string, qtype uint16) string {
+	tb.Helper()
+	conn, err := s.pod.Dial(tb, network, server)
 	if err != nil {
 		return err.Error()
 	}
 	defer conn.Close()
-	return ask(t, conn, dnstest.Question(name, qtype), dnstest.Patience)
+	return ask(tb, conn, dnstest.Question(name, qtype), dnstest.Patience)
 }
 
-func ask(t testing.TB, conn *mdns.Conn, q *mdns.Msg, wait time.Duration) string {
-	t.Helper()
-	m, err := dnstest.Exchange(t, conn, q, wait)
+func ask(tb testing.TB, conn *mdns.Conn, q *mdns.Msg, wait time.Duration) string {
+	tb.Helper()
+	m, err := dnstest.Exchange(tb, conn, q, wait)
 	switch {
 	case err != nil:
 		return err.Error()
@@ -252,7 +252,7 @@ func TestResolversOfPrograms(t *testing.T) {
 		t.Errorf("getent ghost: %q", out)
 	}
 	r := net.Resolver{PreferGo: true, Dial: func(_ context.Context, network, _ string) (net.Conn, error) {
-		conn, err := s.pod.Dial(t, network+"4", real4)
+		conn, err := s.pod.Dial(t, network+"4", real4) //nolint:contextcheck // the test's own is used
 		if err != nil {
 			return nil, err
 		}
@@ -336,12 +336,13 @@ func TestKilledAndRestarted(t *testing.T) {
 	start := time.Now()
 	for _, conn := range []*mdns.Conn{held, held6} {
 		for {
+			asked := time.Since(start)
 			got := ask(t, conn, dnstest.Question("example.com", mdns.TypeA), 100*time.Millisecond)
 			if got == fromReal {
 				break
 			}
-			if time.Since(start) > 6*time.Second {
-				t.Fatalf("%s after the process was killed: %s", time.Since(start), got)
+			if asked > 6*time.Second {
+				t.Fatalf("asked %s after the process was killed: %s", asked, got)
 			}
 		}
 	}
@@ -595,9 +596,9 @@ func TestModes(t *testing.T) {
 }
 
 // awaitFile waits until the file contains every part.
-func awaitFile(t testing.TB, path string, parts ...string) {
-	t.Helper()
-	dnstest.Eventually(t, func() string {
+func awaitFile(tb testing.TB, path string, parts ...string) {
+	tb.Helper()
+	dnstest.Eventually(tb, func() string {
 		data, err := os.ReadFile(path)
 		for _, part := range parts {
 			if err != nil || !bytes.Contains(data, []byte(part)) {

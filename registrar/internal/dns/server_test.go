@@ -31,18 +31,21 @@ const patience = 15 * time.Second
 
 // fakePods serves every pod, but those whose path says otherwise.
 type fakePods struct {
-	// gate, when not nil, is received from before each Apply.
+	mu sync.Mutex
+	// gate, when not nil, is received from twice before each Apply.
 	gate chan struct{}
-
-	mu   sync.Mutex
 	pods map[model.AttachmentKey]table.Pod
 	// failing pods are reported as failed.
 	failing map[model.AttachmentKey]string
 }
 
 func (f *fakePods) Apply(_ context.Context, remove []model.AttachmentKey, set []table.Pod) {
-	if f.gate != nil {
-		<-f.gate
+	f.mu.Lock()
+	gate := f.gate
+	f.mu.Unlock()
+	if gate != nil {
+		<-gate
+		<-gate
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -69,6 +72,12 @@ func (f *fakePods) Status(k model.AttachmentKey) (pods.Status, bool) {
 	return pods.Status{State: pods.Serving, Captured: true}, true
 }
 
+func (f *fakePods) setGate(gate chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gate = gate
+}
+
 func (f *fakePods) fail(k model.AttachmentKey, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,17 +101,36 @@ type end struct {
 	pods   *fakePods
 	server *server
 	rpc    *grpc.Server
+	reg    *prometheus.Registry
+}
+
+// metric returns the value of a metric without labels.
+func metric(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			m := f.GetMetric()[0]
+			return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
 }
 
 func newEnd(t *testing.T) *end {
 	t.Helper()
 	e := &end{
+		reg:    prometheus.NewRegistry(),
 		socket: filepath.Join(t.TempDir(), "dns.sock"), table: table.New(),
 		pods: &fakePods{pods: map[model.AttachmentKey]table.Pod{}, failing: map[model.AttachmentKey]string{}},
 	}
 	e.server = &server{
 		table: e.table, pods: e.pods, changed: func() {}, log: slog.New(slog.DiscardHandler),
-		metrics: newMetrics(prometheus.NewRegistry(), e.table, forward.NewLimiter(forward.DefaultLimits())),
+		metrics: newMetrics(e.reg, e.table, forward.NewLimiter(forward.DefaultLimits())),
 	}
 	e.start(t)
 	t.Cleanup(func() { e.stop() })

@@ -98,6 +98,7 @@ func TestLookup(t *testing.T) {
 		{name: "xaether.internal", want: table.Foreign},
 		{name: `payments\.aether.internal`, want: table.Foreign},
 		{name: `x\.aether.internal`, want: table.Foreign},
+		{name: `x\006aether\008internal`, want: table.Foreign},
 		{name: "payments.aether.internal.default.svc.cluster.local", want: table.Foreign},
 		{name: "payments.aether.internal.com", want: table.Foreign},
 	} {
