@@ -54,7 +54,7 @@ func truncated(msg []byte) bool { return msg[2]&0x02 != 0 }
 // left alone: an attacker must not be able to end a look-up.
 func askUDP(ctx context.Context, server netip.AddrPort, query []byte) ([]byte, error) {
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "udp", server.String())
+	conn, err := d.DialUDP(ctx, "udp", netip.AddrPort{}, server)
 	if err != nil {
 		return nil, err
 	}

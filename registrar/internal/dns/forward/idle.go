@@ -38,8 +38,11 @@ func (p *idlePool) get(ctx context.Context, server netip.AddrPort) (conn net.Con
 		return c.Conn, true, nil
 	}
 	var d net.Dialer
-	conn, err = d.DialContext(ctx, "tcp", server.String())
-	return conn, false, err
+	fresh, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, server)
+	if err != nil {
+		return nil, false, err
+	}
+	return fresh, false, nil
 }
 
 // take removes the connection that was used last: the others may expire.
