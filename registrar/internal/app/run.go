@@ -286,11 +286,11 @@ func (d *daemon) run(ctx context.Context) error {
 }
 
 func (d *daemon) watchRegistry(ctx context.Context) error {
-	err := d.backend.Watch(ctx, func(ev registry.Event) { d.publisher.OnRegistry(ev) })
-	if ctx.Err() != nil {
-		return nil
+	err := d.backend.Watch(ctx, d.publisher.OnRegistry)
+	if ctx.Err() == nil {
+		return fmt.Errorf("watch the registry: %w", err)
 	}
-	return fmt.Errorf("watch the registry: %w", err)
+	return ended(ctx.Err())
 }
 
 // servePods restores what is attached, lets Envoy be answered, and only then

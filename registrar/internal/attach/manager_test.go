@@ -537,7 +537,7 @@ func TestUnreadableRecord(t *testing.T) {
 		t.Errorf("loaded %v", m2.Pods())
 	}
 	if err := db.View(func(tx *bolt.Tx) error {
-		if v := tx.Bucket([]byte(bucketAttachments+".unreadable")).Get([]byte("c9/eth0")); string(v) != "{broken" {
+		if v := tx.Bucket([]byte(bucketAttachments + ".unreadable")).Get([]byte("c9/eth0")); string(v) != "{broken" {
 			return fmt.Errorf("set aside: %q", v)
 		}
 		return nil

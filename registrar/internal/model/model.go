@@ -38,8 +38,8 @@ func (k ServiceKey) String() string { return k.Namespace + "/" + k.Name }
 // TCPServerName is the SNI that selects a tcp port of the service: it names the
 // service, so that a pod which got a re-used address refuses it even if it has
 // the same account and serves the same port (dataplane decision 8).
-func (k ServiceKey) TCPServerName(port uint16) string {
-	return strconv.Itoa(int(port)) + "." + k.Name + "." + k.Namespace
+func (k ServiceKey) TCPServerName(number uint16) string {
+	return strconv.Itoa(int(number)) + "." + k.Name + "." + k.Namespace
 }
 
 // Compare orders keys by namespace, then name.
