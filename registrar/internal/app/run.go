@@ -31,7 +31,6 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
 	"github.com/portolan-mesh/portolan/registrar/internal/readiness"
-	"github.com/portolan-mesh/portolan/registrar/internal/registry"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry/embedded"
 	"github.com/portolan-mesh/portolan/registrar/internal/state"
 	"github.com/portolan-mesh/portolan/registrar/internal/unixsocket"
