@@ -136,6 +136,10 @@ func (s *server) own(sess *session, full bool) error {
 	if s.owner == sess {
 		return nil
 	}
+	// It ended while it waited for another revision; nobody would end it again.
+	if sess.ended {
+		return status.Error(codes.Aborted, "the stream ended")
+	}
 	if !full {
 		return status.Error(codes.Aborted, "another registrar has taken the table over")
 	}
@@ -156,6 +160,7 @@ func (s *server) own(sess *session, full bool) error {
 func (s *server) release(sess *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	sess.ended = true
 	if s.owner == sess {
 		s.owner = nil
 		s.metrics.connected.Set(0)

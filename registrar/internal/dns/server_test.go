@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,6 +103,8 @@ type end struct {
 	server *server
 	rpc    *grpc.Server
 	reg    *prometheus.Registry
+	// streams counts the streams that ended.
+	streams atomic.Int64
 }
 
 // metric returns the value of a metric without labels.
@@ -143,7 +146,11 @@ func (e *end) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.rpc = grpc.NewServer(grpc.MaxRecvMsgSize(dnsv1.MaxMessage))
+	e.rpc = grpc.NewServer(grpc.MaxRecvMsgSize(dnsv1.MaxMessage),
+		grpc.StreamInterceptor(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			defer e.streams.Add(1)
+			return handler(srv, ss)
+		}))
 	dnsv1.RegisterMeshDNSServiceServer(e.rpc, e.server)
 	go func(rpc *grpc.Server) { _ = rpc.Serve(l) }(e.rpc)
 }
@@ -410,5 +417,40 @@ func TestServerSessionOrder(t *testing.T) {
 	}
 	if d := cmp.Diff(map[string]bool{"c4-eth0": true}, e.pods.keys()); d != "" {
 		t.Errorf("pods (-want +got):\n%s", d)
+	}
+}
+
+// A session that ends while its state waits for another revision takes nothing
+// over: the one that is there stays.
+func TestServerEndedSession(t *testing.T) {
+	e := newEnd(t)
+	s1, _ := e.dial(t)
+	send(t, s1, fullState(1, 1))
+	awaitAck(t, s1, 1)
+	gate := make(chan struct{})
+	e.pods.setGate(gate)
+	send(t, s1, &dnsv1.SyncRequest{Revision: 2, SetPods: []*dnsv1.Pod{podMessage(10)}})
+	gate <- struct{}{} // revision 2 is being applied
+	s2, end2 := e.dial(t)
+	send(t, s2, fullState(2, 2))
+	before := e.streams.Load()
+	end2()
+	deadline := time.Now().Add(patience)
+	for e.streams.Load() == before {
+		if time.Now().After(deadline) {
+			t.Fatal("the stream does not end")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	e.pods.setGate(nil)
+	close(gate)
+	awaitAck(t, s1, 2)
+	send(t, s1, &dnsv1.SyncRequest{Revision: 3, SetPods: []*dnsv1.Pod{podMessage(11)}})
+	awaitAck(t, s1, 3)
+	if d := cmp.Diff(map[string]bool{"c1-eth0": true, "c10-eth0": true, "c11-eth0": true}, e.pods.keys()); d != "" {
+		t.Errorf("pods (-want +got):\n%s", d)
+	}
+	if got := metric(t, e.reg, "portolan_dns_table_sessions_total"); got != 1 {
+		t.Errorf("%v sessions took the table over, want 1", got)
 	}
 }

@@ -22,6 +22,8 @@ type session struct {
 	// order tells which registrar started later. The stream's reader writes it
 	// before it makes the session an owner; nobody does after that.
 	order uint64
+	// ended sessions own nothing any more; guarded by server.mu.
+	ended bool
 	// wake has room for one: there is something to send.
 	wake chan struct{}
 

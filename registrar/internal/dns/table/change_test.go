@@ -2,6 +2,7 @@ package table_test
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,14 +21,14 @@ func TestMergeTotals(t *testing.T) {
 		{name: "names", want: "set_names of one revision: 266240", chunk: func(i int) *dnsv1.SyncRequest {
 			m := &dnsv1.SyncRequest{}
 			for j := range dnsv1.MaxChunkNames {
-				m.SetNames = append(m.SetNames, &dnsv1.Name{Name: fmt.Sprintf("s%d.a.b", i*dnsv1.MaxChunkNames+j), Vip4: "198.18.0.1"})
+				m.SetNames = append(m.SetNames, &dnsv1.Name{Name: "s" + strconv.Itoa(i*dnsv1.MaxChunkNames+j) + ".a.b", Vip4: "198.18.0.1"})
 			}
 			return m
 		}},
 		{name: "removed names", want: "remove_names of one revision: 266240", chunk: func(i int) *dnsv1.SyncRequest {
 			m := &dnsv1.SyncRequest{}
 			for j := range dnsv1.MaxChunkNames {
-				m.RemoveNames = append(m.RemoveNames, fmt.Sprintf("s%d.a.b", i*dnsv1.MaxChunkNames+j))
+				m.RemoveNames = append(m.RemoveNames, "s"+strconv.Itoa(i*dnsv1.MaxChunkNames+j)+".a.b")
 			}
 			return m
 		}},
