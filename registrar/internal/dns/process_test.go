@@ -390,7 +390,7 @@ func TestGracefulStop(t *testing.T) {
 	if err := process.Wait(); err != nil {
 		t.Errorf("the process ended with %v", err)
 	}
-	if got := ask(t, held, dnstest.Question("example.com", mdns.TypeA), time.Second); got != fromReal {
+	if got := ask(t, held, dnstest.Question("example.com", mdns.TypeA), dnstest.Patience); got != fromReal {
 		t.Errorf("held socket right after the stop: %s", got)
 	}
 	if got := s.resolve(t, "tcp4", real4, "example.com", mdns.TypeA); got != fromReal {
@@ -532,14 +532,19 @@ func TestHTTP(t *testing.T) {
 	if code, body := get("/healthz"); code != http.StatusOK || body != "ok\n" {
 		t.Errorf("health: %d %q", code, body)
 	}
-	code, body := get("/metrics")
+	var body string
 	for _, want := range []string{
 		"portolan_dns_names 2\n", "portolan_dns_pods 1\n", "portolan_dns_pods_serving 1\n", "portolan_dns_pods_captured 1\n", "portolan_dns_table_connected 1\n",
 		`portolan_dns_queries_total{outcome="nxdomain",transport="udp"} 1`, "portolan_dns_table_sessions_total 1\n", "portolan_dns_forwarding 0\n",
 	} {
-		if code != http.StatusOK || !strings.Contains(body, want) {
-			t.Errorf("metrics %d lack %q", code, want)
-		}
+		// The rules work a moment before the process has heard so.
+		dnstest.Eventually(t, func() string {
+			var code int
+			if code, body = get("/metrics"); code != http.StatusOK || !strings.Contains(body, want) {
+				return fmt.Sprintf("metrics %d lack %q", code, want)
+			}
+			return ""
+		})
 	}
 	for _, no := range []string{"payments", "ghost", "aether", s.pod.Path} {
 		if strings.Contains(body, no) {

@@ -81,12 +81,14 @@ func TestExchangeNextResolver(t *testing.T) {
 		answers int
 		err     string
 		asked   []int64
+		// silent says that a try has to time out; then a slow machine may ask more often.
+		silent bool
 	}{
 		{name: "first", servers: list(good, good), answers: 1, asked: []int64{1, 0}},
 		{name: "SERVFAIL", servers: list(dnstest.Rcode(dns.RcodeServerFailure), good), answers: 1, asked: []int64{1, 1}},
 		{name: "REFUSED", servers: list(dnstest.Rcode(dns.RcodeRefused), good), answers: 1, asked: []int64{1, 1}},
 		{name: "NOTIMP", servers: list(dnstest.Rcode(dns.RcodeNotImplemented), good), answers: 1, asked: []int64{1, 1}},
-		{name: "silence", servers: list(dnstest.Silence, good), answers: 1, asked: []int64{1, 1}},
+		{name: "silence", servers: list(dnstest.Silence, good), answers: 1, asked: []int64{1, 1}, silent: true},
 		{name: "closed port", servers: list(nil, good), answers: 1, asked: []int64{0, 1}},
 		{name: "third", servers: list(nil, dnstest.Rcode(dns.RcodeServerFailure), good), answers: 1, asked: []int64{0, 1, 1}},
 		{name: "NXDOMAIN", servers: list(dnstest.Rcode(dns.RcodeNameError), good), rcode: dns.RcodeNameError, asked: []int64{1, 0}},
@@ -94,7 +96,7 @@ func TestExchangeNextResolver(t *testing.T) {
 		{name: "all refuse", servers: list(dnstest.Rcode(dns.RcodeRefused), dnstest.Rcode(dns.RcodeServerFailure)), rcode: dns.RcodeRefused, asked: []int64{1, 1}},
 		{name: "refusal and closed port", servers: list(nil, dnstest.Rcode(dns.RcodeServerFailure), nil), rcode: dns.RcodeServerFailure, asked: []int64{0, 1, 0}},
 		{name: "all closed", servers: list(nil, nil), err: "connection refused", asked: []int64{0, 0}},
-		{name: "silence and closed port", servers: list(dnstest.Silence, nil), err: "no upstream resolver answered", asked: []int64{2, 0}},
+		{name: "silence and closed port", servers: list(dnstest.Silence, nil), err: "no upstream resolver answered", asked: []int64{2, 0}, silent: true},
 	} {
 		for _, tcp := range []bool{false, true} {
 			name := tc.name + map[bool]string{false: ", UDP", true: ", TCP"}[tcp]
@@ -110,7 +112,12 @@ func TestExchangeNextResolver(t *testing.T) {
 					r := resolver(t, handle)
 					upstreams, servers = append(upstreams, r.Addr), append(servers, r)
 				}
-				f := newForwarder(t, func(c *forward.Config) { c.Timeout = time.Second })
+				f := newForwarder(t, func(c *forward.Config) {
+					c.Timeout = time.Second
+					if !tc.silent {
+						c.TryInterval, c.Timeout = dnstest.Patience, dnstest.Patience
+					}
+				})
 				reply, err := f.Exchange(t.Context(), forward.Request{Query: query(t, "example.com.", dns.TypeA), Upstreams: upstreams, TCP: tcp})
 				if tc.err != "" {
 					if err == nil || !strings.Contains(err.Error(), tc.err) {
@@ -125,7 +132,7 @@ func TestExchangeNextResolver(t *testing.T) {
 					if s == nil {
 						continue
 					}
-					if got := s.UDP.Load() + s.TCP.Load(); got != tc.asked[i] {
+					if got := s.UDP.Load() + s.TCP.Load(); got < tc.asked[i] || got > tc.asked[i] && !tc.silent {
 						t.Errorf("resolver %d was asked %d times, want %d", i, got, tc.asked[i])
 					}
 				}
@@ -240,7 +247,7 @@ func TestExchangeHeaderOnly(t *testing.T) {
 func TestExchangeDemotes(t *testing.T) {
 	c := &clock{now: time.Unix(1000, 0)}
 	first, second := resolver(t, dnstest.Silence), resolver(t, dnstest.Answer)
-	f := newForwarder(t, func(cfg *forward.Config) { cfg.Now = c.Now; cfg.TryInterval = 20 * time.Millisecond })
+	f := newForwarder(t, func(cfg *forward.Config) { cfg.Now = c.Now; cfg.TryInterval = 250 * time.Millisecond })
 	req := forward.Request{Query: query(t, "example.com.", dns.TypeA), Upstreams: []netip.AddrPort{first.Addr, second.Addr}}
 	ask := func(want int64) {
 		t.Helper()
