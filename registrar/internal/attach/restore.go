@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +38,7 @@ func (m *Manager) Restore(ctx context.Context) error {
 	m.replayDeleted(ctx)
 	m.recover()
 	pods := m.Pods()
+	var void []model.AttachmentKey
 	for _, p := range pods {
 		switch {
 		case !m.cfg.Capture.Gone(p):
@@ -44,11 +46,12 @@ func (m *Manager) Restore(ctx context.Context) error {
 				return err
 			}
 		case wiped:
-			m.dropStored(ctx, p.Key, "the node was restarted")
+			void = append(void, p.Key)
 		default:
 			m.log.Warn("network namespace of a stored attachment is not there", "attachment", p.Key.String(), "netns", p.Netns)
 		}
 	}
+	m.dropStored(ctx, void, "the node was restarted")
 	m.log.Info("attachments restored", "stored", len(pods), "running", len(m.provenPods()), "rebooted", wiped)
 	return nil
 }
@@ -135,44 +138,56 @@ func (m *Manager) restorePod(ctx context.Context, p model.Pod) error {
 	return nil
 }
 
-// dropStored forgets an attachment that nobody was told of in this process.
-func (m *Manager) dropStored(ctx context.Context, key model.AttachmentKey, why string) {
-	if err := m.cfg.Registry.Withdraw(ctx, key.String(), m.nextGeneration(0)); err != nil {
-		m.log.Error("cannot withdraw endpoint", "uid", key.String(), "error", err)
+// dropStored forgets attachments that nobody was told of in this process, with one
+// write for all of them.
+func (m *Manager) dropStored(ctx context.Context, keys []model.AttachmentKey, why string) {
+	var stored []model.AttachmentKey
+	for _, key := range keys {
+		if err := m.cfg.Registry.Withdraw(ctx, key.String(), m.nextGeneration(0)); err != nil {
+			m.log.Error("cannot withdraw endpoint", "uid", key.String(), "error", err)
+		}
+		if err := m.cfg.Capture.Unpin(key); err != nil {
+			m.log.Warn("cannot remove the pin of an attachment", "attachment", key.String(), "error", err)
+		}
+		m.mu.Lock()
+		if _, ok := m.pods[key]; ok {
+			stored = append(stored, key)
+			delete(m.pods, key)
+		}
+		m.mu.Unlock()
 	}
-	if err := m.store.remove(key); err != nil {
-		m.log.Error("cannot remove the record of an attachment", "attachment", key.String(), "error", err)
+	if len(stored) == 0 {
+		return
 	}
-	if err := m.cfg.Capture.Unpin(key); err != nil {
-		m.log.Warn("cannot remove the pin of an attachment", "attachment", key.String(), "error", err)
+	if err := m.store.remove(stored...); err != nil {
+		m.log.Error("cannot remove the records of attachments", "attachments", len(stored), "error", err)
 	}
-	m.drop(key)
-	m.log.Info("stored attachment dropped", "attachment", key.String(), "why", why)
+	m.count.detached.Add(float64(len(stored)))
+	m.log.Info("stored attachments dropped", "attachments", fmt.Sprint(stored), "why", why)
 }
 
 // replayDeleted carries out the DELs of the spool.
 func (m *Manager) replayDeleted(ctx context.Context) {
-	for _, e := range m.scan(m.cfg.SpoolDir) {
-		if e.Kind != spool.Deleted {
-			continue
-		}
+	var dropped []model.AttachmentKey
+	notes := slices.DeleteFunc(m.scan(m.cfg.SpoolDir), func(e spool.Entry) bool { return e.Kind != spool.Deleted })
+	for _, e := range notes {
 		key := keyOf(e.Note.GetDeleted().GetAttachment())
 		m.mu.Lock()
 		a, known := m.pods[key]
 		told := known && a.told
-		since := time.Time{}
-		if known {
-			since = a.pod.Since
-		}
+		// The same sandbox was added again after that DEL: the note is void.
+		void := known && a.pod.Since.After(time.Unix(0, e.Note.GetUnixNanos()))
 		m.mu.Unlock()
 		switch {
-		case known && since.After(time.Unix(0, e.Note.GetUnixNanos())):
-			// The same sandbox was added again after that DEL: the note is void.
+		case void:
 		case told:
 			m.sweep(ctx, model.Pod{Key: key}, "spooled DEL")
 		default:
-			m.dropStored(ctx, key, "spooled DEL")
+			dropped = append(dropped, key)
 		}
+	}
+	m.dropStored(ctx, dropped, "spooled DEL")
+	for _, e := range notes {
 		m.removeNote(m.cfg.SpoolDir, e.Name)
 	}
 }

@@ -32,9 +32,13 @@ func (s *store) put(p model.Pod) error {
 	return s.records.Save(map[string]model.Pod{recordKey(p.Key): p})
 }
 
-// remove forgets an attachment; an unknown one is no error.
-func (s *store) remove(k model.AttachmentKey) error {
-	return s.records.Save(nil, recordKey(k))
+// remove forgets attachments, all or none; an unknown one is no error.
+func (s *store) remove(keys ...model.AttachmentKey) error {
+	gone := make([]string, 0, len(keys))
+	for _, k := range keys {
+		gone = append(gone, recordKey(k))
+	}
+	return s.records.Save(nil, gone...)
 }
 
 // load returns what is stored, in key order.

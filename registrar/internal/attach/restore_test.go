@@ -1,0 +1,191 @@
+package attach
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/portolan-mesh/portolan/api/cni/spool"
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+)
+
+// leaveNote puts a note where the plugin would.
+func leaveNote(t *testing.T, dir string, note *cniv1.Note) {
+	t.Helper()
+	name, err := spool.Name(note.Key(), spool.KindOf(note))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := spool.Write(dir, name, note); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func deletedNote(id string, at time.Time) *cniv1.Note {
+	return &cniv1.Note{UnixNanos: at.UnixNano(), What: &cniv1.Note_Deleted{Deleted: &cniv1.DelRequest{
+		Attachment: &cniv1.Attachment{ContainerId: id, Ifname: "eth0"}, Network: "podnet",
+	}}}
+}
+
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := []string{}
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+// CNI-29, contract 5: DELs that were spooled while the registrar was away are
+// carried out before anything is served, 256 of them within a second, known or not;
+// one that is older than a new ADD of the same sandbox is void.
+func TestRestoreReplaysTheSpool(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	w := newWorld()
+	db := openDB(t, path)
+	m := newManager(t, w, db)
+	for _, id := range []string{"c1", "c2", "c3"} {
+		mustAdd(t, m, addRequest(id, "web-"+id, "10.1.0."+id[1:], multiPort()))
+	}
+	w2 := newWorld()
+	m2 := newManager(t, w2, db)
+	leaveNote(t, m2.cfg.SpoolDir, deletedNote("c1", time.Now()))
+	leaveNote(t, m2.cfg.SpoolDir, deletedNote("c2", time.Now().Add(-time.Hour)))
+	for i := range 254 {
+		leaveNote(t, m2.cfg.SpoolDir, deletedNote(fmt.Sprintf("unknown%d", i), time.Now()))
+	}
+	begin := time.Now()
+	if err := m2.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("replay of 256 notes took %v, want at most a second", took)
+	}
+	got := []string{}
+	for _, p := range m2.Pods() {
+		got = append(got, p.Key.ContainerID)
+	}
+	if d := cmp.Diff([]string{"c2", "c3"}, got); d != "" {
+		t.Errorf("attached after the replay (-want +got):\n%s", d)
+	}
+	if left := files(t, m2.cfg.SpoolDir); len(left) != 0 {
+		t.Errorf("notes left: %v", left)
+	}
+}
+
+// Contract 4.8, MESH-24: a restart tells everybody what runs, and a pod whose
+// network namespace is gone to nobody.
+func TestRestoreTells(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	db := openDB(t, path)
+	m := newManager(t, newWorld(), db)
+	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
+	mustAdd(t, m, addRequest("c2", "b", "10.1.0.3", multiPort()))
+	w := newWorld()
+	w.gone[key("c2")] = true
+	m2 := newManager(t, w, db)
+	m2.cfg.NetnsDir = m.cfg.NetnsDir
+	if err := os.WriteFile(filepath.Join(filepath.Dir(m.cfg.NetnsDir), runMarker), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m2.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"ensure payments", "mesh add c1-eth0", "dns add c1-eth0", "publish c1-eth0 8080=unhealthy,9090=unhealthy"}
+	if d := cmp.Diff(want, w.events()); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+	// It is not forgotten before it was missing for some passes, and told when it is back.
+	w.gone[key("c2")] = false
+	m2.Sweep(t.Context())
+	if _, ok := w.watchers[key("c2")]; !ok {
+		t.Error("a pod whose netns is back was not told")
+	}
+}
+
+// MESH-41: after a reboot, which wipes the run folder, every pin is void: all that
+// have no netns go at once, without the breaker.
+func TestRestoreAfterReboot(t *testing.T) {
+	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	m := newManager(t, newWorld(), db)
+	for i := range 5 {
+		mustAdd(t, m, addRequest(fmt.Sprintf("c%d", i), "web", fmt.Sprintf("10.1.0.%d", i+2), multiPort()))
+	}
+	w := newWorld()
+	for i := range 5 {
+		w.gone[key(fmt.Sprintf("c%d", i))] = true
+	}
+	m2 := newManager(t, w, db) // another run folder: no marker in it
+	if err := m2.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := m2.Pods(); len(left) != 0 {
+		t.Errorf("%d attachments of the time before the reboot are left", len(left))
+	}
+}
+
+// XDS-43, MESH-41: a running pod whose record was lost is found by the plugin's
+// note beside its pin, with what it was added with; one whose netns is gone is not.
+func TestRestoreRecovers(t *testing.T) {
+	w, m := setup(t)
+	for _, id := range []string{"c1", "c2"} {
+		leaveNote(t, m.cfg.NetnsDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Attached{
+			Attached: addRequest(id, "payments-"+id, "10.1.0."+id[1:], multiPort()),
+		}})
+	}
+	w.gone[key("c2")] = true
+	if err := m.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pods := m.Pods()
+	if len(pods) != 1 || pods[0].Key != key("c1") || len(pods[0].Ports) != 2 || pods[0].Service.Name != "payments" {
+		t.Fatalf("recovered %+v, want c1 with its ports", pods)
+	}
+	if stored, err := m.store.load(); err != nil || len(stored) != 1 {
+		t.Errorf("stored %v, %v", stored, err)
+	}
+	w.watchers[key("c1")](PortState{Inbound: true, Listening: []uint16{8080}})
+	if got := describe(w.endpoints()["c1-eth0"]); got != "c1-eth0 8080=healthy,9090=unhealthy" {
+		t.Errorf("published %s", got)
+	}
+}
+
+// Contract 5: a pod that started unmeshed although its annotations ask for the
+// mesh is adopted in place and captured; one that did not ask is left alone.
+func TestUnmeshedNotes(t *testing.T) {
+	w, m := setup(t)
+	leaveNote(t, m.cfg.SpoolDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Unmeshed{
+		Unmeshed: addRequest("c1", "payments-1", "10.1.0.2", multiPort()),
+	}})
+	leaveNote(t, m.cfg.SpoolDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Unmeshed{
+		Unmeshed: addRequest("c2", "other", "10.1.0.3", map[string]string{"app": "x"}),
+	}})
+	w.missing = "no Envoy"
+	m.Replay(t.Context())
+	if left := files(t, m.cfg.SpoolDir); len(left) != 1 {
+		t.Errorf("notes %v, want the one that cannot be adopted yet", left)
+	}
+	w.missing = ""
+	m.Replay(t.Context())
+	if pods := m.Pods(); len(pods) != 1 || pods[0].Netns != "/run/netns/c1" {
+		t.Errorf("adopted %+v, want c1 by the runtime's own path", pods)
+	}
+	if left := files(t, m.cfg.SpoolDir); len(left) != 0 {
+		t.Errorf("notes left: %v", left)
+	}
+	captured := false
+	for _, e := range w.events() {
+		captured = captured || e == "ensure capture c1-eth0"
+	}
+	if !captured {
+		t.Error("the adopted pod is not captured")
+	}
+}
