@@ -55,8 +55,11 @@ type memoryCatalogue struct {
 }
 
 func (c *memoryCatalogue) Save(entries []projection.Entry, gone []model.ServiceKey) error {
-	if c.block != nil {
-		<-c.block
+	c.mu.Lock()
+	block := c.block
+	c.mu.Unlock()
+	if block != nil {
+		<-block
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,6 +74,13 @@ func (c *memoryCatalogue) Save(entries []projection.Entry, gone []model.ServiceK
 		delete(c.entries, k)
 	}
 	return nil
+}
+
+// hang makes every later Save wait for ch.
+func (c *memoryCatalogue) hang(ch chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.block = ch
 }
 
 type recordedNames struct {
@@ -531,7 +541,8 @@ func TestRejectedListener(t *testing.T) {
 // both after the catalogue is saved.
 func TestNamesComeLast(t *testing.T) {
 	f := start(t)
-	f.saved.block = make(chan struct{})
+	disk := make(chan struct{})
+	f.saved.hang(disk)
 	synced := make(chan []netip.AddrPort, 10)
 	f.SyncPods(func() { synced <- f.TCPPorts() })
 	f.upsert("a", "10.1.0.2", 8080, "8080 5432=tcp")
@@ -540,7 +551,7 @@ func TestNamesComeLast(t *testing.T) {
 		t.Error("the name was told before it was saved")
 	}
 	f.names.mu.Unlock()
-	close(f.saved.block)
+	close(disk)
 	a := f.names.waitFor(t, "payments.aether.internal")
 	var got []netip.AddrPort
 	for len(synced) > 0 {

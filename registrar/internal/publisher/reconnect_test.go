@@ -52,3 +52,46 @@ func TestMissingProofIsNamed(t *testing.T) {
 		t.Errorf("error %v, want one that names the listener", err)
 	}
 }
+
+// XDS-54: taking an endpoint away waits for nothing, also not for a disk that hangs.
+func TestRemovalWaitsForNoDisk(t *testing.T) {
+	f := start(t)
+	ads, odcds := f.envoy(t, nil)
+	name := "payments.aether.internal"
+	f.upsert("a", "10.1.0.2", 8080, "8080")
+	f.upsert("b", "10.1.0.3", 8080, "8080")
+	must(t, odcds.Subscribe(resourcev3.ClusterType, name))
+	must(t, ads.Subscribe(resourcev3.EndpointType, name))
+	waitFor(t, ads, resourcev3.EndpointType, "both", func(st *xdstest.State) bool { return len(hosts(st, name)) == 2 })
+	hang := make(chan struct{})
+	defer close(hang)
+	f.saved.hang(hang)
+	f.remove("a")
+	f.remove("b") // the last one also changes what is saved
+	waitFor(t, ads, resourcev3.EndpointType, "none", func(st *xdstest.State) bool { return len(hosts(st, name)) == 0 })
+}
+
+// XDS-78: a record that comes again with a higher generation and the same content
+// is not sent again.
+func TestSameContentIsNoChange(t *testing.T) {
+	f := start(t)
+	ads, odcds := f.envoy(t, nil)
+	name := "payments.aether.internal"
+	f.upsert("a", "10.1.0.2", 8080, "8080")
+	must(t, odcds.Subscribe(resourcev3.ClusterType, name))
+	must(t, ads.Subscribe(resourcev3.EndpointType, name))
+	waitFor(t, ads, resourcev3.EndpointType, "the endpoint", func(st *xdstest.State) bool { return len(hosts(st, name)) == 1 })
+	waitFor(t, ads, resourcev3.RouteType, "the route", func(st *xdstest.State) bool { return routes(st)[name] == name })
+	for range 50 {
+		f.upsert("a", "10.1.0.2", 8080, "8080")
+	}
+	// A change that is one comes after all that were none.
+	f.upsert("b", "10.1.0.3", 8080, "8080")
+	waitFor(t, ads, resourcev3.EndpointType, "the second", func(st *xdstest.State) bool { return len(hosts(st, name)) == 2 })
+	if n := ads.State(resourcev3.EndpointType).Received[name]; n > 3 {
+		t.Errorf("the load assignment came %d times, want 2, or 3 if its cluster was acknowledged in between", n)
+	}
+	if n := len(ads.State(resourcev3.RouteType).Responses); n > 2 {
+		t.Errorf("the route table came %d times, want once empty and once with the service", n)
+	}
+}
