@@ -148,14 +148,12 @@ func (s *service) handle(ctx context.Context, q query, reply func([]byte)) {
 	count.count(d.Outcome)
 	switch {
 	case d.Outcome != responder.Forwarded:
-		if d.Reply != nil {
-			reply(d.Reply)
-		}
+		answer(reply, d.Reply)
 		done()
 	case !s.share.TryAcquire():
 		// Without a reason, which would cost more than the refusal.
 		s.metrics.overload.Inc()
-		reply(d.ServerFailure(0, ""))
+		answer(reply, d.ServerFailure(0, ""))
 		done()
 	default:
 		req := forward.Request{Query: append([]byte(nil), q.raw...), Upstreams: pod.Upstreams, TCP: q.tcp}
@@ -165,15 +163,20 @@ func (s *service) handle(ctx context.Context, q query, reply func([]byte)) {
 		s.running.Go(func() {
 			defer done()
 			defer s.share.Release()
-			if msg := s.lookUp(ctx, req, d); msg != nil {
-				reply(msg)
-			}
+			answer(reply, s.lookUp(ctx, req, d))
 		})
+	}
+}
+
+func answer(reply func([]byte), msg []byte) {
+	if msg != nil {
+		reply(msg)
 	}
 }
 
 // lookUp returns what goes back to the client; nil when the service ends meanwhile.
 func (s *service) lookUp(ctx context.Context, req forward.Request, d responder.Decision) []byte {
+	defer s.survive(req.Query)
 	msg, err := s.forwarder.Exchange(ctx, req)
 	if ctx.Err() != nil {
 		return nil
@@ -187,15 +190,22 @@ func (s *service) lookUp(ctx context.Context, req forward.Request, d responder.D
 	return msg
 }
 
-// decide keeps one pod's bytes from ending the DNS of all pods: should a message
-// make the parser panic, that message is dropped, counted and logged.
-func (s *service) decide(q responder.Query) (d responder.Decision) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.metrics.panics.Inc()
-			s.log.Error("a query made the parser panic; please report it", "panic", p, "query", q.Raw, "stack", string(debug.Stack()))
-			d = responder.Decision{Outcome: responder.Dropped}
-		}
+// decide asks the responder.
+func (s *service) decide(q responder.Query) responder.Decision {
+	d := responder.Decision{Outcome: responder.Dropped}
+	func() {
+		defer s.survive(q.Raw)
+		d = s.responder.Respond(q)
 	}()
-	return s.responder.Respond(q)
+	return d
+}
+
+// survive is deferred where bytes of a pod or of a resolver are parsed. Should
+// they make the parser panic, that one query is dropped, counted and logged; the
+// DNS of all other pods goes on.
+func (s *service) survive(query []byte) {
+	if p := recover(); p != nil {
+		s.metrics.panics.Inc()
+		s.log.Error("a message made the parser panic; please report it", "panic", p, "query", query, "stack", string(debug.Stack()))
+	}
 }
