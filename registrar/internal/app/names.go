@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 
+	dnsv1 "github.com/portolan-mesh/portolan/api/dns/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/dns"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
@@ -61,9 +62,12 @@ func (n meshNames) setPods(pods []model.Pod) error {
 	return n.client.SetPods(out)
 }
 
+// maxUpstreams is how many resolvers api/dns/v1 takes for a pod; no client asks more.
+const maxUpstreams = dnsv1.MaxUpstreams
+
 func dnsPod(pod model.Pod) dns.Pod {
-	out := dns.Pod{Key: pod.Key, Netns: pod.Netns, IPv6: pod.IPv6(), Disabled: pod.ServesDNS()}
-	for _, a := range pod.DNSServers {
+	out := dns.Pod{Key: pod.Key, Netns: pod.Netns, IPv6: pod.IPv6(), Disabled: !pod.MeshDNS()}
+	for _, a := range pod.DNSServers[:min(len(pod.DNSServers), maxUpstreams)] {
 		out.Upstreams = append(out.Upstreams, netip.AddrPortFrom(a, 53))
 	}
 	return out

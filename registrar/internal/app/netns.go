@@ -31,7 +31,7 @@ func (c netnsCapture) settings(pod model.Pod, tcpPorts []netip.AddrPort) capture
 		TCPPorts:      tcpPorts,
 		ExcludePorts:  pod.ExcludePorts,
 		ExcludeRanges: pod.ExcludeRanges,
-		DNS:           !pod.ServesDNS(),
+		DNS:           pod.MeshDNS(),
 		IPv6:          pod.IPv6(),
 	}
 }

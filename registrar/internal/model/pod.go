@@ -2,6 +2,7 @@ package model
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/port"
@@ -58,13 +59,11 @@ func (p Pod) IPv6() bool {
 	return false
 }
 
-// ServesDNS reports whether the pod serves port 53; its own look-ups are then
-// never redirected (dataplane decision 9).
-func (p Pod) ServesDNS() bool {
-	for _, pt := range p.Ports {
-		if pt.Number == 53 {
-			return true
-		}
-	}
-	return false
+// MeshDNS reports whether the pod's look-ups are redirected to the mesh DNS: not
+// those of a pod that serves port 53 (dataplane decision 9), nor of one that
+// excludes it from the capture.
+func (p Pod) MeshDNS() bool {
+	const dns = 53
+	serves := slices.ContainsFunc(p.Ports, func(pt port.Port) bool { return pt.Number == dns })
+	return !serves && !slices.Contains(p.ExcludePorts, dns)
 }

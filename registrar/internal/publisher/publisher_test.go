@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,8 +43,20 @@ type fixture struct {
 	conn    *xdstest.Conn
 	saved   *memoryCatalogue
 	names   *recordedNames
+	clock   *shiftedClock
 	nextGen uint64
 }
+
+// shiftedClock is the wall clock with an offset that the test advances.
+type shiftedClock struct{ offset atomic.Int64 }
+
+func (c *shiftedClock) Now() time.Time { return time.Now().Add(time.Duration(c.offset.Load())) }
+
+func (c *shiftedClock) AfterFunc(d time.Duration, fn func()) func() bool {
+	return time.AfterFunc(d, fn).Stop
+}
+
+func (c *shiftedClock) advance(d time.Duration) { c.offset.Add(int64(d)) }
 
 type memoryCatalogue struct {
 	mu      sync.Mutex
@@ -129,8 +142,9 @@ func start(t *testing.T) *fixture {
 	f := &fixture{
 		saved: &memoryCatalogue{entries: map[model.ServiceKey]projection.Entry{}},
 		names: &recordedNames{changed: make(chan struct{})},
+		clock: &shiftedClock{},
 	}
-	c := cache.New(cache.Config{})
+	c := cache.New(cache.Config{Clock: f.clock})
 	f.Publisher, err = New(Config{
 		Engine: engine, Cache: c, Catalogue: f.saved, Names: f.names, Log: slog.New(slog.DiscardHandler),
 		Domain: domain, TrustDomain: domain, VIPRanges: vips, FlatNamespaces: []string{"default"},

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 
@@ -94,4 +95,22 @@ func TestSameContentIsNoChange(t *testing.T) {
 	if n := len(ads.State(resourcev3.RouteType).Responses); n > 2 {
 		t.Errorf("the route table came %d times, want once empty and once with the service", n)
 	}
+}
+
+// A client that takes everything and answers nothing is no Envoy that works: it has
+// no veto on pods.
+func TestSilentClientHasNoVeto(t *testing.T) {
+	f := start(t)
+	f.envoy(t, nil)
+	silent, err := f.conn.ADS(t.Context(), xdstest.Options{Node: &corev3.Node{Id: "silent"}, Judge: func(*discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict { return xdstest.Withhold() }})
+	must(t, err)
+	must(t, silent.Subscribe(resourcev3.ClusterType))
+	must(t, silent.Subscribe(resourcev3.ListenerType))
+	waitFor(t, silent, resourcev3.ListenerType, "a response", func(st *xdstest.State) bool { return st.Withheld > 0 })
+	must(t, f.AwaitReady(t.Context()))
+	f.clock.advance(10 * time.Second)
+	f.AddPod(clientPod("c1"))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	must(t, f.AwaitListeners(ctx, model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}))
 }

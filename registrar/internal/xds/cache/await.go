@@ -200,6 +200,9 @@ const (
 // for a kind which every Envoy holds will; with must, one that does not subscribe
 // to the very key will as well.
 func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
+	if st.silentLocked() {
+		return unsubscribed, nil
+	}
 	sub := st.subs[t.key.Kind]
 	if sub == nil || !sub.started {
 		if (must || t.key.Kind.whole()) && st.envoyLocked() {

@@ -47,8 +47,10 @@ type Stream struct {
 
 	closed  bool
 	touched bool
-	node    *corev3.Node
-	subs    [numKinds]*subscription
+	// answered: the client has acknowledged or rejected something.
+	answered bool
+	node     *corev3.Node
+	subs     [numKinds]*subscription
 	// partners are the streams of the other service that belong to the same Envoy;
 	// valid while pairing equals the cache's.
 	partners []*Stream
@@ -212,6 +214,16 @@ func (st *Stream) identifyLocked(node *corev3.Node) {
 		st.node = node // not nil: the delta server sees to it
 		st.cache.pairing++
 	}
+}
+
+// silentAfter is how long a client may take to answer for the first time. Envoy
+// answers its first response, an empty one, at once.
+const silentAfter = 5 * time.Second
+
+// silentLocked reports whether the client takes responses and never answers. It is
+// no Envoy that works, so nobody waits for it: it must have no veto on pods.
+func (st *Stream) silentLocked() bool {
+	return !st.answered && st.cache.clock.Now().Sub(st.since) > silentAfter
 }
 
 // envoyLocked reports whether the client is an Envoy, or has not said yet. Others,

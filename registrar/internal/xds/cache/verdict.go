@@ -31,6 +31,7 @@ func (s *subscription) verdictLocked(nonce string, detail *rpcstatus.Status) {
 		return
 	}
 	s.flight = nil
+	s.st.answered = true
 	for i := range f.views {
 		f.views[i].v.flying = false
 	}
