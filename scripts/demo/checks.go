@@ -205,10 +205,11 @@ func (sc *scene) badAnnotation(value, named string) check {
 func (sc *scene) outside() check {
 	url := "http://" + node.OutsideName + "/"
 	return check{
-		asked:    "curl " + url,
+		asked:    "curl -4 " + url,
 		expected: "straight from the pod's address",
 		ask: func(ctx context.Context) (string, bool) {
-			out, err := sc.client.Exec(ctx, "curl", "-sS", "--max-time", "10", url)
+			// The name has an IPv6 address, too, and so has the pod.
+			out, err := sc.client.Exec(ctx, "curl", "-4", "-sS", "--max-time", "10", url)
 			if err != nil {
 				return err.Error(), false
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,12 +28,11 @@ func TestReport(t *testing.T) {
 	cancel()
 	r.run(ended, check{asked: "curl c", expected: "200", ask: answer("200", true)})
 	r.total()
-	want := strings.Join([]string{
-		"      asked                                                         expected                        received",
-		"ok    curl a                                                        200                             200",
-		"FAIL  curl b                                                        503                             no answer",
-		"", "1 passed, 1 failed", "",
-	}, "\n")
+	line := func(mark, asked, expected, received string) string { return fmt.Sprintf(lineFormat, mark, asked, expected, received) }
+	want := line("", "asked", "expected", "received") +
+		line("ok", "curl a", "200", "200") +
+		line("FAIL", "curl b", "503", "no answer") +
+		"\n1 passed, 1 failed\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}

@@ -32,6 +32,10 @@ func inside() int {
 	envoy := flag.String("envoy", "", "another Envoy, 1.40 or later (default: the one in -bin)")
 	keep := flag.Bool("keep", false, "stay until Ctrl-C")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "demo: %q: it takes no arguments\n", flag.Args())
+		return 2
+	}
 	err := run(ctx, os.Stdout, settings{bin: *bin, envoy: *envoy, keep: *keep})
 	switch {
 	case err == nil:
@@ -116,6 +120,7 @@ func show(ctx context.Context, n *node.Node, r *report, keep bool) error {
 		r.total()
 		lookAround(r.out, sc)
 		<-ctx.Done()
+		fmt.Fprintln(r.out, "everything it made is gone in a moment")
 	}
 	if r.failed > 0 {
 		return errFailed

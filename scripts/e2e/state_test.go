@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,7 +40,7 @@ func TestCorruptState(t *testing.T) {
 	go func() {
 		for range 100 {
 			if got, err := client.Curl(t.Context(), "http://payments.aether.internal/"); err != nil || got.String() != "200 payments-1:8080" {
-				load <- "while the state is rebuilt: " + got.String()
+				load <- fmt.Sprintf("while the state is rebuilt: %s (%v)", got, err)
 				return
 			}
 		}
