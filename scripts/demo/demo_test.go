@@ -28,7 +28,9 @@ func TestReport(t *testing.T) {
 	cancel()
 	r.run(ended, check{asked: "curl c", expected: "200", ask: answer("200", true)})
 	r.total()
-	line := func(mark, asked, expected, received string) string { return fmt.Sprintf(lineFormat, mark, asked, expected, received) }
+	line := func(mark, asked, expected, received string) string {
+		return fmt.Sprintf(lineFormat, mark, asked, expected, received)
+	}
 	want := line("", "asked", "expected", "received") +
 		line("ok", "curl a", "200", "200") +
 		line("FAIL", "curl b", "503", "no answer") +
