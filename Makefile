@@ -7,7 +7,7 @@ SHELL       := /bin/bash
 
 BIN     := $(CURDIR)/bin
 # Another Envoy, 1.40 or later.
-ENVOY   ?= $(BIN)/envoy
+override ENVOY := $(or $(ENVOY),$(BIN)/envoy)
 # Non-empty: the demo stays until Ctrl-C.
 KEEP    ?=
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
@@ -24,13 +24,17 @@ build: ## build the CNI plugin and the registrar into bin/
 	$(STATIC) -tags grpcnotrace -o $(BIN)/ ./plugins/portolan
 	$(STATIC) -o $(BIN)/ ./registrar
 
+.PHONY: root
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "needs root to make namespaces: run it as root" >&2; exit 1; }
+
 .PHONY: demo
-demo: build run-tools ## show the mesh on this machine (KEEP=1 leaves it running, ENVOY=/path takes another Envoy)
+demo: root build run-tools ## show the mesh on this machine (KEEP=1 leaves it running, ENVOY=/path takes another Envoy)
 	@$(STATIC) -o $(BIN)/ ./scripts/podserver ./scripts/demo
 	@$(BIN)/demo -bin $(BIN) -envoy $(ENVOY) $(if $(KEEP),-keep)
 
 .PHONY: test
-test: build run-tools ## run every test: unit, network namespaces, real Envoy, end to end
+test: root build run-tools ## run every test: unit, network namespaces, real Envoy, end to end
 	@scripts/tools/packages.sh openssl nft gcc
 	$(STATIC) -o $(BIN)/ ./scripts/podserver
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -p 2 -timeout 10m $$(go list ./... | grep -v /scripts/e2e)

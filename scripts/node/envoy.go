@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 )
 
 // The oldest Envoy that works: before it a missing network namespace crashes
@@ -18,11 +19,12 @@ const (
 func checkEnvoy(ctx context.Context, path string) error {
 	out, err := output(ctx, path, "--version")
 	if err != nil {
-		return fmt.Errorf("ask Envoy for its version: %w", err)
+		return fmt.Errorf("ask %s for its version: %w", path, err)
 	}
 	version := regexp.MustCompile(`version: [0-9a-f]+/(\d+)\.(\d+)\.`).FindStringSubmatch(out)
 	if version == nil {
-		return fmt.Errorf("%s is no Envoy: --version printed %q", path, out)
+		first, _, _ := strings.Cut(out, "\n")
+		return fmt.Errorf("%s is no Envoy: --version printed %q", path, first)
 	}
 	major, _ := strconv.Atoi(version[1]) // digits, by the expression
 	minor, _ := strconv.Atoi(version[2])

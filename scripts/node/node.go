@@ -98,6 +98,11 @@ func (o *Options) complete() error {
 	if host, err := os.Hostname(); err != nil || host != sandbox.Hostname {
 		return fmt.Errorf("start a node: not in a sandbox (host name %q): call it inside sandbox.Run", host)
 	}
+	if o.Envoy != "" {
+		if info, err := os.Stat(o.Envoy); err != nil || info.IsDir() {
+			return fmt.Errorf("start a node: Envoy at %s: no such file", o.Envoy)
+		}
+	}
 	o.Envoy = cmp.Or(o.Envoy, filepath.Join(o.Bin, "envoy"))
 	o.DrainTime = cmp.Or(o.DrainTime, 2*time.Second)
 	o.CNIVersion = cmp.Or(o.CNIVersion, "1.1.0")

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/portolan-mesh/portolan/api/authority"
+	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 )
 
 // The defaults of contract 7.
@@ -110,8 +111,8 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	c.Mesh.flags(f)
 	f.StringVar(&c.CNISocket, "cni-socket", defaultCNISocket, "where the CNI plugin calls")
 	f.StringVar(&c.XDSSocket, "xds-socket", defaultXDSSocket, "where Envoy connects")
-	f.StringVar(&c.DNSSocket, "dns-socket", defaultDNSSocket, "where `registrar dns` listens")
-	f.StringVar(&c.AdminSocket, "admin-socket", defaultAdminSocket, "where `registrar status` asks")
+	f.StringVar(&c.DNSSocket, "dns-socket", defaultDNSSocket, "where 'registrar dns' listens")
+	f.StringVar(&c.AdminSocket, "admin-socket", defaultAdminSocket, "where 'registrar status' asks")
 	f.StringVar(&c.NetnsDir, "netns-dir", defaultNetnsDir, "folder of the plugin's network namespace pins")
 	f.StringVar(&c.SpoolDir, "spool-dir", defaultSpoolDir, "folder of what the plugin could not deliver")
 	f.StringVar(&c.StateDir, "state-dir", defaultStateDir, "folder of what survives a restart")
@@ -120,7 +121,7 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded")
 	f.DurationVar(&c.DrainWait, "drain-wait", time.Second, "how long DEL waits at most until this node's Envoy has let go of the pod")
 	f.DurationVar(&c.Sweep, "sweep-interval", 10*time.Second, "how often attachments whose pod is gone, the spool and the captures are looked at")
-	f.IntVar(&c.XDSGroup, "xds-socket-gid", -1, "group that may connect to the xDS socket (default: leave as created)")
+	f.IntVar(&c.XDSGroup, "xds-socket-gid", -1, "group that may connect to the xDS socket; -1 leaves it as created")
 	f.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 }
 
@@ -142,13 +143,30 @@ func (c *runConfig) validate() error {
 			errs = append(errs, fmt.Errorf("--%s %q: need an absolute path", p.flag, p.path))
 		}
 	}
-	if c.Sweep <= 0 || c.DrainWait < 0 {
-		errs = append(errs, fmt.Errorf("--sweep-interval %s, --drain-wait %s: need a time above 0", c.Sweep, c.DrainWait))
+	if c.Sweep <= 0 {
+		errs = append(errs, fmt.Errorf("--sweep-interval %s: need a time above 0", c.Sweep))
+	}
+	if c.DrainWait < 0 {
+		errs = append(errs, fmt.Errorf("--drain-wait %s: need 0 or a time", c.DrainWait))
+	}
+	if c.Mesh.UnknownCap < 1 {
+		errs = append(errs, fmt.Errorf("--unknown-names %d: need at least 1", c.Mesh.UnknownCap))
+	}
+	if c.Mesh.Retention <= 0 {
+		errs = append(errs, fmt.Errorf("--service-retention %s: need a time above 0", c.Mesh.Retention))
 	}
 	if err := loopbackAddress(c.HTTPAddress); err != nil {
 		errs = append(errs, fmt.Errorf("--http-address %w", err))
 	}
 	return errors.Join(errs...)
+}
+
+// projection says what of it the projection is made with.
+func (c *runConfig) projection(vip4, vip6 netip.Prefix) projection.Config {
+	return projection.Config{
+		Domain: c.Mesh.Domain, FlatNamespaces: c.Mesh.FlatNamespaces, VIP4: vip4, VIP6: vip6,
+		UnknownCap: c.Mesh.UnknownCap, Retention: c.Mesh.Retention,
+	}
 }
 
 func loopbackAddress(s string) error {

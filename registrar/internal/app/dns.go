@@ -30,7 +30,7 @@ func newDNSCommand(s streams) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDNS(cmd.Context(), c, s) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.Socket, "dns-socket", defaultDNSSocket, "where `registrar run` pushes the table")
+	f.StringVar(&c.Socket, "dns-socket", defaultDNSSocket, "where 'registrar run' pushes the table")
 	f.StringVar(&c.StateDir, "state-dir", defaultStateDir, "folder of dns.json, the last table")
 	f.StringVar(&c.HTTPAddress, "http-address", defaultDNSHTTP, "loopback address of /metrics and /healthz")
 	f.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")

@@ -55,6 +55,9 @@ func newRunCommand(s streams) *cobra.Command {
 			if err := errors.Join(err, c.validate()); err != nil {
 				return err
 			}
+			if err := c.projection(vip4, vip6).Validate(); err != nil {
+				return err
+			}
 			d, err := newDaemon(c, []netip.Prefix{vip4, vip6}, log)
 			if err != nil {
 				return err
@@ -169,14 +172,7 @@ func (d *daemon) locality() model.Locality {
 // be taken is set aside; of entries that contradict each other the later are left
 // out.
 func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) {
-	cfg := projection.Config{
-		Domain: d.cfg.Mesh.Domain, FlatNamespaces: d.cfg.Mesh.FlatNamespaces,
-		VIP4: d.capture.vipRanges[0], VIP6: d.capture.vipRanges[1],
-		UnknownCap: d.cfg.Mesh.UnknownCap, Retention: d.cfg.Mesh.Retention,
-	}
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
+	cfg := d.cfg.projection(d.capture.vipRanges[0], d.capture.vipRanges[1])
 	now := time.Now()
 	saved, err := store.Load(func(e projection.Entry) error {
 		_, err := projection.New(cfg, []projection.Entry{e}, now)

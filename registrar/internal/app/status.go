@@ -145,7 +145,7 @@ func fetchStatus(ctx context.Context, socket string) ([]byte, error) {
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask the registrar at %s (does `registrar run` run?): %w", socket, err)
+		return nil, fmt.Errorf("no registrar answers at %s: start `registrar run`: %w", socket, err)
 	}
 	defer resp.Body.Close()
 	return io.ReadAll(resp.Body)
@@ -235,7 +235,11 @@ func (doc statusDoc) print(w io.Writer) error {
 	if doc.Registry.Problem != "" {
 		fmt.Fprintf(t, "registry: %s\n", doc.Registry.Problem)
 	}
-	fmt.Fprintf(t, "mesh DNS: connected %t, %d names, %d pods %s\n", doc.DNS.Connected, doc.DNS.Names, doc.DNS.Pods, doc.DNS.Problem)
+	dns := "connected"
+	if !doc.DNS.Connected {
+		dns = "not connected: " + doc.DNS.Problem
+	}
+	fmt.Fprintf(t, "mesh DNS: %d names, %d pods, %s\n", doc.DNS.Names, doc.DNS.Pods, dns)
 	for _, e := range doc.Envoy {
 		fmt.Fprintf(t, "Envoy %s (%s): %s stream since %s, %d pending\n", e.Node, e.Agent, e.Stream, e.Since.Format(time.RFC3339), e.Pending)
 	}
@@ -245,7 +249,7 @@ func (doc statusDoc) print(w io.Writer) error {
 		for _, p := range s.Ports {
 			ports = append(ports, fmt.Sprintf("%d=%s %d/%d", p.Port, p.Protocol, p.Healthy, p.Advertised))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", s.Service, s.Name, s.Default, strings.Join(ports, ", "), s.VIPs[0])
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s, %s\n", s.Service, s.Name, s.Default, strings.Join(ports, ", "), s.VIPs[0], s.VIPs[1])
 		for _, c := range s.Conflicts {
 			fmt.Fprintf(t, "\t%s\n", c)
 		}
@@ -258,7 +262,8 @@ func (doc statusDoc) print(w io.Writer) error {
 				ports = append(ports, fmt.Sprint(p.Port))
 			}
 		}
-		fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s %s\n", a.Namespace, a.Pod, a.Service, a.Addresses[0], a.State, strings.Join(ports, ","), strings.Join(a.Misbound, "; "))
+		listening := strings.Join(append([]string{strings.Join(ports, ",")}, a.Misbound...), "; ")
+		fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\n", a.Namespace, a.Pod, a.Service, a.Addresses[0], a.State, listening)
 	}
 	for _, n := range doc.NACKs {
 		fmt.Fprintf(t, "\nNACK %s %s (%d times, last %s): %s\n", n.Kind, n.Name, n.Count, n.At.Format(time.RFC3339), n.Reason)

@@ -190,6 +190,7 @@ func (m *Manager) finish(ctx context.Context, pod model.Pod) {
 	m.mu.Unlock()
 	m.publish(ctx, pod.Key)
 	m.syncTCPPorts(pod)
+	m.log.Info("attached", "attachment", pod.Key.String(), "pod", pod.Name, "service", pod.Service.String())
 }
 
 // undo takes back a failed ADD: the runtime's DEL has no prevResult then, and

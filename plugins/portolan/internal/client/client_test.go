@@ -65,7 +65,7 @@ func TestCodes(t *testing.T) {
 		{"not proven", status.Error(codes.Unavailable, "listener 15008 is not proven: Envoy is not connected"), 11, "listener 15008 is not proven: Envoy is not connected", "", false},
 		{"not proven in time", status.Error(codes.DeadlineExceeded, "secret x is not acknowledged"), 11, "secret x is not acknowledged", "", false},
 		{"another uid", status.Error(codes.PermissionDenied, "uid 1000"), 5, "refuses this caller: run the plugin as root", "PermissionDenied: uid 1000", false},
-		{"broken", status.Error(codes.Internal, "disk full"), 11, " failed: check the logs of DaemonSet portolan-registrar", "Internal: disk full", false},
+		{"broken", status.Error(codes.Internal, "disk full"), 11, " failed: check the log of `registrar run` (DaemonSet portolan-registrar)", "Internal: disk full", false},
 		{"older registrar", status.Error(codes.Unimplemented, "unknown method Add for service portolan.cni.v1.RegistrarService"), 11, "does not know this plugin's calls: update", "unknown method Add", false},
 		{"bare method", status.Error(codes.Unimplemented, "method Add not implemented"), 11, "does not know this plugin's calls: update", "not implemented", false},
 	} {
@@ -106,7 +106,7 @@ func TestSocketErrors(t *testing.T) {
 			c := open(t, tc.socket)
 			_, err := c.Add(t.Context(), request(), false)
 			got := cniError(t, err)
-			want := "registrar is away: nothing listens at " + tc.socket + ": check that DaemonSet portolan-registrar runs on this node"
+			want := "registrar is away: nothing listens at " + tc.socket + ": check that `registrar run` (DaemonSet portolan-registrar) runs on this node and its socket folder exists"
 			if got.Code != types.ErrTryAgainLater || got.Msg != want || !strings.Contains(got.Details, tc.details) {
 				t.Errorf("CNI = %d %q %q", got.Code, got.Msg, got.Details)
 			}

@@ -111,16 +111,16 @@ func (f *Failure) CNI() *types.Error {
 
 // away is the error about a registrar that gave no answer.
 func (f *Failure) away() *types.Error {
-	code, text := types.ErrTryAgainLater, "registrar at "+f.Socket+" failed: check the logs of DaemonSet portolan-registrar on this node"
+	code, text := types.ErrTryAgainLater, "registrar at "+f.Socket+" failed: check the log of `registrar run` (DaemonSet portolan-registrar) on this node"
 	switch {
 	case errors.Is(f.Dial, fs.ErrPermission):
 		code, text = types.ErrIOFailure, "registrar socket "+f.Socket+": permission denied: run the plugin as root and check SELinux or AppArmor labels"
 	case f.Dial != nil:
-		text = "registrar is away: nothing listens at " + f.Socket + ": check that DaemonSet portolan-registrar runs on this node"
+		text = "registrar is away: nothing listens at " + f.Socket + ": check that `registrar run` (DaemonSet portolan-registrar) runs on this node and its socket folder exists"
 	case f.code() == codes.DeadlineExceeded:
-		text = "registrar at " + f.Socket + " did not answer in time: check the logs of DaemonSet portolan-registrar on this node"
+		text = "registrar at " + f.Socket + " did not answer in time: check the log of `registrar run` (DaemonSet portolan-registrar) on this node"
 	case status.Code(f.Err) == codes.Unimplemented:
-		text = "registrar at " + f.Socket + " does not know this plugin's calls: update DaemonSet portolan-registrar"
+		text = "registrar at " + f.Socket + " does not know this plugin's calls: update `registrar run` (DaemonSet portolan-registrar)"
 	}
 	return types.NewError(code, text, f.detail())
 }
