@@ -300,10 +300,10 @@ func (d *daemon) servePods(ctx context.Context) error {
 	if oldest, ok := d.pods.Oldest(); ok {
 		d.publisher.SetOldest(oldest)
 	}
+	d.awaitPublished(ctx)
 	if err := d.names.setPods(d.pods.Pods()); err != nil {
 		return err
 	}
-	d.awaitPublished(ctx)
 	d.cache.Release()
 	l, err := d.listenCNI(ctx)
 	if err != nil {
@@ -327,8 +327,8 @@ func (d *daemon) servePods(ctx context.Context) error {
 }
 
 // publishTimeout bounds how long a start waits for its own pods' records to come
-// back from the registry.
-const publishTimeout = 2 * time.Second
+// back from the registry: longer than a slow disk holds a change up.
+const publishTimeout = 5 * time.Second
 
 // awaitPublished keeps Envoy unanswered until the records of restored pods are
 // projected: a registrar that lost its state must not take away what Envoy has

@@ -231,8 +231,8 @@ func (p *Publisher) AwaitSynced(ctx context.Context) error {
 	})
 }
 
-// AwaitProjected waits until these records are in the projection and what follows
-// from them is in the cache.
+// AwaitProjected waits until these records are in the projection, what follows
+// from them is in the cache, and Names was told.
 func (p *Publisher) AwaitProjected(ctx context.Context, uids []string) error {
 	p.mu.Lock()
 	p.watched++
@@ -248,8 +248,11 @@ func (p *Publisher) AwaitProjected(ctx context.Context, uids []string) error {
 				return "record " + uid + " has not come from the registry"
 			}
 		}
-		if len(p.pending) > 0 {
+		switch {
+		case len(p.pending) > 0:
 			return "the catalogue is not saved"
+		case p.dns.dirty || p.dns.telling:
+			return "mesh DNS is not told yet"
 		}
 		return ""
 	})

@@ -661,3 +661,27 @@ func TestAnyOrderSameBytes(t *testing.T) {
 		}
 	}
 }
+
+// I2: a name is told to DNS when Envoy has its routes, so that the first request
+// of who resolved it finds them.
+func TestNamesComeAfterRoutes(t *testing.T) {
+	f := start(t)
+	ads, _ := f.envoy(t, nil)
+	waitFor(t, ads, resourcev3.RouteType, "the first table", has(resource.RoutesName))
+	ads.SetJudge(func(resp *discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict {
+		if resp.GetTypeUrl() == resourcev3.RouteType {
+			return xdstest.Withhold()
+		}
+		return xdstest.Ack()
+	})
+	f.upsert("a", "10.1.0.2", 8080, "8080")
+	waitFor(t, ads, resourcev3.RouteType, "the table", func(st *xdstest.State) bool { return st.Withheld > 0 })
+	f.names.mu.Lock()
+	_, early := f.names.last["payments.aether.internal"]
+	f.names.mu.Unlock()
+	if early {
+		t.Error("the name was told before Envoy acknowledged its routes")
+	}
+	must(t, ads.Release(resourcev3.RouteType))
+	f.names.waitFor(t, "payments.aether.internal")
+}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
 )
 
 // Catalogue keeps what must survive a restart, so that the same names get the
@@ -43,8 +45,8 @@ type nameTable struct {
 	unsaved  map[model.ServiceKey]struct{}
 	services map[model.ServiceKey]serviceNames
 	// dirty: services changed since the settler took them; tcpDirty: their TCP
-	// ports did.
-	dirty, tcpDirty bool
+	// ports did. telling: the settler is about to tell what it took.
+	dirty, tcpDirty, telling bool
 	// tcp is the sorted union, nil while it must be made anew.
 	tcp []netip.AddrPort
 	// pods programs the captures; nil before attach exists.
@@ -149,7 +151,7 @@ func (p *Publisher) settle(ctx context.Context) {
 			retry.Reset(saveRetry)
 		}
 		p.saveCatalogue()
-		p.tellNames()
+		p.tellNames(ctx)
 	}
 }
 
@@ -206,9 +208,14 @@ func (p *Publisher) release(keys []model.ServiceKey) {
 	p.apply(func(pc *pendingChange) bool { return !pc.unsaved })
 }
 
-// tellNames programs the pods' port sets when they changed, then tells DNS: a name
-// is answered only when the pods know its TCP ports (dataplane decision 8).
-func (p *Publisher) tellNames() {
+// routesTimeout bounds how long a name waits for Envoy's route table.
+const routesTimeout = time.Second
+
+// tellNames programs the pods' port sets when they changed, waits for the route
+// table, then tells DNS: a name is answered only when the pods know its TCP ports
+// (dataplane decision 8), and when Envoy routes it, so that its first request does
+// not ask for a cluster by a spelling (I2).
+func (p *Publisher) tellNames(ctx context.Context) {
 	p.mu.Lock()
 	t := &p.dns
 	// DNS may know more than a registrar that has just started: it is told nothing
@@ -217,11 +224,31 @@ func (p *Publisher) tellNames() {
 		p.mu.Unlock()
 		return
 	}
+	p.updateTable(true)
+	// A start waits for the names before Envoy is answered at all.
+	starting := p.watched > 0
 	names, pods, tcp := t.names(), t.pods, t.tcpDirty
-	t.dirty, t.tcpDirty = false, false
+	t.dirty, t.tcpDirty, t.telling = false, false, true
 	p.mu.Unlock()
 	if tcp && pods != nil {
 		pods()
 	}
+	if !starting {
+		p.awaitRoutes(ctx)
+	}
 	p.cfg.Names.SetNames(names)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t.telling = false
+	if p.watched > 0 {
+		p.notify()
+	}
+}
+
+func (p *Publisher) awaitRoutes(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, routesTimeout)
+	defer cancel()
+	if _, err := p.awaitOnce(ctx, []cache.Key{{Kind: cache.Route, Name: resource.RoutesName}}, present); err != nil {
+		p.log.Debug("names are told before Envoy has their routes", "error", err)
+	}
 }
