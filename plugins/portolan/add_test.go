@@ -169,7 +169,7 @@ func TestFailPolicy(t *testing.T) {
 		}, "Envoy is not connected: wait for DaemonSet portolan-dataplane"},
 		"broken": {func(n *node) {
 			n.registrar = cnitest.StartAt(n.t, n.socket, fails(status.Error(codes.Internal, "disk full")))
-		}, " failed: check the logs"},
+		}, " failed: check the log"},
 	}
 	for name, a := range away {
 		for pod, annotations := range map[string]map[string]string{
@@ -316,7 +316,7 @@ func TestAddUndoes(t *testing.T) {
 		{"bad annotation, opted in by its namespace", fails(status.Error(codes.InvalidArgument, "x=y: bad")), plain, 102, "x=y: bad"},
 		{"refused", fails(status.Error(codes.FailedPrecondition, "owned by another")), nil, 103, "owned by another"},
 		{"kernel", fails(status.Error(codes.Unimplemented, "kernel lacks nft redirect")), joins, 104, "kernel lacks nft redirect"},
-		{"unusable capture", badCapture, joins, 11, " failed: check the logs"},
+		{"unusable capture", badCapture, joins, 11, " failed: check the log"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

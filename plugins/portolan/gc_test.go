@@ -179,7 +179,7 @@ func TestStatus(t *testing.T) {
 		{"ready", answer(&cniv1.StatusResponse{Ready: true}, nil), 0, ""},
 		{"not ready", answer(&cniv1.StatusResponse{Reason: "kernel lacks nft redirect"}, nil), 50, "registrar is not ready: kernel lacks nft redirect"},
 		{"running pods affected", answer(&cniv1.StatusResponse{Reason: "Envoy is away", Limited: true}, nil), 51, "running pods are affected: Envoy is away"},
-		{"error", answer(nil, status.Error(codes.Internal, "x")), 50, " failed: check the logs"},
+		{"error", answer(nil, status.Error(codes.Internal, "x")), 50, " failed: check the log"},
 		{"away", func(*node) {}, 50, "nothing listens at"},
 		{"hung call (CNI-33)", hungStatus, 50, "did not answer in time"},
 		{"hung socket (CNI-33)", func(n *node) { n.hang() }, 50, "did not answer in time"},
