@@ -19,7 +19,7 @@ func TestCheckEnvoy(t *testing.T) {
 		{name: "newer minor", script: "echo 'envoy  version: 9e55/1.41.2-dev/Clean/RELEASE/BoringSSL'"},
 		{name: "newer major", script: "echo 'envoy  version: 9e55/2.0.0/Clean/RELEASE/BoringSSL'"},
 		{name: "older", script: "echo 'envoy  version: 9e55/1.38.3/Clean/RELEASE/BoringSSL'", wantErr: "is Envoy 1.38: use 1.40 or later"},
-		{name: "no Envoy", script: "echo hello", wantErr: `is no Envoy: --version printed "hello\n"`},
+		{name: "no Envoy", script: "echo hello", wantErr: `is no Envoy: --version printed "hello"`},
 		{name: "fails", script: "echo broken >&2; exit 1", wantErr: "exit status 1: broken"},
 	}
 	for _, tt := range tests {
