@@ -14,7 +14,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,8 +44,9 @@ type Config struct {
 
 // Listen binds the socket. It fails if another process serves on the path, which
 // it finds by the lock file and by dialling, and if there is something at the
-// path that is no socket. Closing the listener removes the socket and gives the
-// lock back.
+// path that is no socket. When somebody removes the socket, or its directory,
+// while it is served, it is made again; connections that are there go on. Closing
+// the listener removes the socket and gives the lock back.
 func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	if cfg.Mode == 0 {
 		cfg.Mode = 0o660
@@ -54,6 +54,15 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	if err := check(cfg); err != nil {
 		return nil, err
 	}
+	s, err := open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return watch(ctx, cfg, s), nil
+}
+
+// open makes the directory, takes the lock and binds the socket.
+func open(ctx context.Context, cfg Config) (*socket, error) {
 	if err := makeDirectory(cfg); err != nil {
 		return nil, fmt.Errorf("directory of socket %s: %w", cfg.Path, err)
 	}
@@ -65,7 +74,11 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("socket %s: %w", cfg.Path, err), lock.Close())
 	}
-	return &listener{Listener: l, lock: lock}, nil
+	s := &socket{Listener: l, lock: lock}
+	if s.file, err = os.Lstat(cfg.Path); err != nil {
+		return nil, errors.Join(fmt.Errorf("socket %s: %w", cfg.Path, err), s.close())
+	}
+	return s, nil
 }
 
 func check(cfg Config) error {
@@ -174,19 +187,4 @@ func kind(mode fs.FileMode) string {
 	default:
 		return "file"
 	}
-}
-
-// listener gives the lock back when it is closed.
-type listener struct {
-	net.Listener
-	lock *os.File
-	once sync.Once
-}
-
-// Close implements net.Listener. The socket is removed before the lock is given
-// back.
-func (l *listener) Close() error {
-	err := l.Listener.Close()
-	l.once.Do(func() { err = errors.Join(err, l.lock.Close()) })
-	return err
 }

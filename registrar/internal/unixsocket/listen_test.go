@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func config(t *testing.T) Config {
@@ -56,6 +57,76 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	}
 	if _, err := os.Lstat(cfg.Path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("socket after Close: %v, want none", err)
+	}
+}
+
+// A socket that somebody removes, alone or with its directory, is served again, its
+// lock is held again, and a connection that was there goes on (CNI-20, CNI-21).
+func TestListenHeals(t *testing.T) {
+	for _, what := range []string{"socket", "directory"} {
+		t.Run(what, func(t *testing.T) {
+			cfg := config(t)
+			l, err := Listen(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns := make(chan net.Conn, 100)
+			go func() {
+				defer close(conns)
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					conns <- c
+				}
+			}()
+			before, err := net.Dial("unix", cfg.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			served := <-conns
+			if what == "socket" {
+				err = os.Remove(cfg.Path)
+			} else {
+				err = os.RemoveAll(filepath.Dir(cfg.Path))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			deadline := time.Now().Add(10 * time.Second)
+			for {
+				c, err := net.Dial("unix", cfg.Path)
+				if err == nil {
+					_ = c.Close()
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("not served again: %v", err)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if _, err := Listen(t.Context(), cfg); !errors.Is(err, ErrInUse) {
+				t.Errorf("a second one beside the healed one: %v, want ErrInUse", err)
+			}
+			if _, err := before.Write([]byte("x")); err != nil {
+				t.Errorf("a connection from before: %v", err)
+			}
+			if n, err := served.Read(make([]byte, 1)); n != 1 || err != nil {
+				t.Errorf("a connection from before reads %d, %v", n, err)
+			}
+			if err := l.Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+			for c := range conns {
+				_ = c.Close()
+			}
+			_ = before.Close()
+			_ = served.Close()
+			if _, err := os.Lstat(cfg.Path); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("socket after Close: %v, want none", err)
+			}
+		})
 	}
 }
 
