@@ -67,25 +67,21 @@ func Run(ctx context.Context, cfg Config) error {
 	health := &health{}
 	web := serveHTTP(ctx, cfg, health)
 	defer web.stop(context.WithoutCancel(ctx))
-	lock, err := lockSocket(ctx, cfg.Socket, cfg.Log)
+	// Who connects from now on waits until the last table is served.
+	listener, err := listenSocket(ctx, cfg.Socket, cfg.Log)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	defer lock.Close()
+	defer listener.Close()
 	if err := os.MkdirAll(filepath.Dir(cfg.StateFile), 0o700); err != nil {
 		return fmt.Errorf("folder of the state file: %w", err)
 	}
 	p := newProcess(cfg)
 	defer p.forwarder.Close()
 	p.restore(ctx)
-	listener, err := listenSocket(ctx, cfg.Socket)
-	if err != nil {
-		p.pods.Close()
-		return err
-	}
 	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(dnsv1.MaxMessage))
 	dnsv1.RegisterMeshDNSServiceServer(rpc, p.server)
 	var running sync.WaitGroup

@@ -563,7 +563,7 @@ func TestRunRefuses(t *testing.T) {
 		{name: "socket", change: func(c *dns.Config) { c.Socket = "dns.sock" }, want: `socket "dns.sock" of mesh DNS is no absolute path`},
 		{name: "state file", change: func(c *dns.Config) { c.StateFile = "" }, want: `state file "" of mesh DNS is no absolute path`},
 		{name: "no capture", change: func(c *dns.Config) { c.OpenAlive = nil }, want: "Registry, OpenAlive and Log are required"},
-		{name: "folder of the socket", change: func(c *dns.Config) { c.Socket = "/proc/none/dns.sock" }, want: "folder of the table's socket: mkdir /proc/none"},
+		{name: "folder of the socket", change: func(c *dns.Config) { c.Socket = "/proc/none/dns.sock" }, want: "directory of socket /proc/none/dns.sock: mkdir /proc/none"},
 		{name: "folder of the state file", change: func(c *dns.Config) { c.StateFile = "/proc/none/dns.json" }, want: "folder of the state file: mkdir /proc/none"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -142,7 +142,7 @@ func newEnd(t *testing.T) *end {
 
 func (e *end) start(t *testing.T) {
 	t.Helper()
-	l, err := listenSocket(t.Context(), e.socket)
+	l, err := listenSocket(t.Context(), e.socket, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
