@@ -116,3 +116,56 @@ func TestGhost(t *testing.T) {
 		return ""
 	})
 }
+
+// Socket folders that somebody deletes come back by themselves, and what was
+// connected goes on (CNI-20, CNI-21).
+func TestSocketFoldersComeBack(t *testing.T) {
+	n := startNode(t, node.Options{})
+	addPod(t, n, multiPort("payments-1"))
+	client := addClient(t, n, "client")
+	waitHealthy(t, n, 8080, 1)
+	for _, dir := range []string{"/run/portolan/cni", "/run/portolan/dns", "/run/portolan/xds"} {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := client.Curl(t.Context(), "http://payments.aether.internal/"); err != nil || got.String() != "200 payments-1:8080" {
+		t.Errorf("without the folders: %s (%v)", got, err)
+	}
+	for _, socket := range []string{"/run/portolan/cni/cni.sock", "/run/portolan/dns/dns.sock", "/run/portolan/xds/xds.sock"} {
+		eventually(t, 10*time.Second, func() string {
+			if _, err := os.Stat(socket); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+	}
+	// Everybody who connects anew finds them.
+	if err := n.Registrar.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.StartRegistrar(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	addPod(t, n, multiPort("payments-2"))
+	waitHealthy(t, n, 8080, 2)
+}
+
+// A pod that excludes port 53 is added, and keeps its own look-ups.
+func TestExcludedDNS(t *testing.T) {
+	n := startNode(t, node.Options{})
+	addPod(t, n, multiPort("payments-1"))
+	p := addPod(t, n, node.PodSpec{Name: "own-dns", Annotations: map[string]string{
+		"endpoint.aether.io/ports": "none", "capture.aether.io/exclude-outbound-ports": "53",
+	}})
+	waitHealthy(t, n, 8080, 1)
+	if got, err := p.Lookup(t.Context(), "payments.aether.internal"); err != nil || got.Rcode != "NXDOMAIN" {
+		t.Errorf("mesh name: %+v (%v), want the upstream's NXDOMAIN", got, err)
+	}
+	if got, err := p.Lookup(t.Context(), node.OutsideName); err != nil || got.Rcode != "NOERROR" {
+		t.Errorf("name outside the mesh: %+v (%v)", got, err)
+	}
+}
