@@ -1,9 +1,10 @@
 package cniv1
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/portolan-mesh/portolan/api/limit"
 )
 
 // The limits that cni.proto states. Both ends check them with Validate before
@@ -50,85 +51,37 @@ const (
 	MaxMessage = 20 << 20
 )
 
-// FieldError is the error of every Validate: one field of a message breaks its
-// limit or its form. A server answers it as InvalidArgument, the plugin as CNI
-// code 7.
-type FieldError struct {
-	// Field is the path of the field in the message, as the .proto spells it.
-	Field string
-	// Problem says what is wrong with it, with the length met and the limit.
-	Problem string
-}
-
-// Error returns field and problem.
-func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
-
-func fieldErrorf(field, format string, args ...any) error {
-	return &FieldError{Field: field, Problem: fmt.Sprintf(format, args...)}
-}
-
-// checkBytes refuses a text longer than limit.
-func checkBytes(field, value string, limit int) error {
-	if len(value) > limit {
-		return fieldErrorf(field, "%d bytes, at most %d are allowed", len(value), limit)
-	}
-	return nil
-}
-
-// checkCount refuses a list or map with more than limit entries.
-func checkCount(field string, n, limit int) error {
-	if n > limit {
-		return fieldErrorf(field, "%d entries, at most %d are allowed", n, limit)
-	}
-	return nil
-}
-
 // checkPath refuses a path that is not absolute or too long; empty is refused too.
 func checkPath(field, path string) error {
-	if err := checkBytes(field, path, MaxPath); err != nil {
+	if err := limit.Bytes(field, path, MaxPath); err != nil {
 		return err
 	}
 	if !strings.HasPrefix(path, "/") {
-		return fieldErrorf(field, "%q is not an absolute path", path)
+		return limit.Errorf(field, "%q is not an absolute path", path)
 	}
 	return nil
 }
 
-func checkAddress(field, addr string) error {
-	if err := checkBytes(field, addr, MaxAddress); err != nil {
-		return err
-	}
-	if a, err := netip.ParseAddr(addr); err != nil || a.Zone() != "" {
-		return fieldErrorf(field, "%q is not an IP address without zone", addr)
-	}
-	return nil
-}
+func checkAddress(field, addr string) error { return limit.Address(field, addr, MaxAddress) }
 
 func checkPrefix(field, cidr string) (netip.Prefix, error) {
-	if err := checkBytes(field, cidr, MaxPrefix); err != nil {
+	if err := limit.Bytes(field, cidr, MaxPrefix); err != nil {
 		return netip.Prefix{}, err
 	}
 	p, err := netip.ParsePrefix(cidr)
 	if err != nil || p.Addr().Is4In6() {
-		return netip.Prefix{}, fieldErrorf(field, "%q is not a CIDR such as 198.18.0.0/15", cidr)
+		return netip.Prefix{}, limit.Errorf(field, "%q is not a CIDR such as 198.18.0.0/15", cidr)
 	}
 	return p, nil
 }
 
-func checkPort(field string, port uint32) error {
-	if port < 1 || port > 65535 {
-		return fieldErrorf(field, "%d is not in 1-65535", port)
-	}
-	return nil
-}
-
 // checkNetwork holds the name of a network to the form of the CNI specification.
 func checkNetwork(field, network string) error {
-	if err := checkBytes(field, network, MaxNetwork); err != nil {
+	if err := limit.Bytes(field, network, MaxNetwork); err != nil {
 		return err
 	}
 	if !isName(network) {
-		return fieldErrorf(field, "%q does not match ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$", network)
+		return limit.Errorf(field, "%q does not match ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$", network)
 	}
 	return nil
 }

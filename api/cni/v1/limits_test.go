@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+
+	"github.com/portolan-mesh/portolan/api/limit"
 )
 
 // message is what every message of the package offers.
@@ -192,8 +194,8 @@ func TestValidateRefuses(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Fatalf("Validate() = %v, want an error with %q", err, tc.want)
 			}
-			if _, ok := errors.AsType[*FieldError](err); !ok {
-				t.Errorf("%T is no *FieldError", err)
+			if _, ok := errors.AsType[*limit.FieldError](err); !ok {
+				t.Errorf("%T is no *limit.FieldError", err)
 			}
 		})
 	}

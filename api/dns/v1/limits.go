@@ -1,9 +1,10 @@
 package dnsv1
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/portolan-mesh/portolan/api/limit"
 )
 
 // The limits that dns.proto states. Both ends check them with Validate before
@@ -38,54 +39,24 @@ const (
 	Port = 15053
 )
 
-// FieldError is the error of every Validate: one field of a message breaks its
-// limit or its form. The server ends the stream with InvalidArgument.
-type FieldError struct {
-	// Field is the path of the field in the message, as the .proto spells it.
-	Field string
-	// Problem says what is wrong with it, with the value or length met and the limit.
-	Problem string
-}
-
-// Error returns field and problem.
-func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
-
-func fieldErrorf(field, format string, args ...any) error {
-	return &FieldError{Field: field, Problem: fmt.Sprintf(format, args...)}
-}
-
-func checkBytes(field, value string, limit int) error {
-	if len(value) > limit {
-		return fieldErrorf(field, "%d bytes, at most %d are allowed", len(value), limit)
-	}
-	return nil
-}
-
-func checkCount(field string, n, limit int) error {
-	if n > limit {
-		return fieldErrorf(field, "%d entries, at most %d are allowed", n, limit)
-	}
-	return nil
-}
-
 // CheckName refuses what is not a host name of two labels or more in lower case
 // without a trailing dot. One label is refused so that no table can take over
-// names such as "localhost". The error is a *FieldError.
+// names such as "localhost". The error is a *limit.FieldError.
 func CheckName(name string) error { return checkName("name", name) }
 
 func checkName(field, name string) error {
-	if err := checkBytes(field, name, MaxName); err != nil {
+	if err := limit.Bytes(field, name, MaxName); err != nil {
 		return err
 	}
 	labels := 0
 	for label := range strings.SplitSeq(name, ".") {
 		labels++
 		if !isLabel(label) {
-			return fieldErrorf(field, "%q: %q is no label of a host name (a-z, 0-9, \"_\" and \"-\" inside, 1-%d bytes)", name, label, MaxLabel)
+			return limit.Errorf(field, "%q: %q is no label of a host name (a-z, 0-9, \"_\" and \"-\" inside, 1-%d bytes)", name, label, MaxLabel)
 		}
 	}
 	if labels < 2 {
-		return fieldErrorf(field, "%q has one label, two or more are needed", name)
+		return limit.Errorf(field, "%q has one label, two or more are needed", name)
 	}
 	return nil
 }
@@ -109,52 +80,44 @@ func checkVIP(field, value string, is4 bool) error {
 	if value == "" {
 		return nil
 	}
-	if err := checkBytes(field, value, MaxAddress); err != nil {
+	if err := limit.Bytes(field, value, MaxAddress); err != nil {
 		return err
 	}
 	addr, err := netip.ParseAddr(value)
 	switch {
 	case err != nil || addr.Zone() != "":
-		return fieldErrorf(field, "%q is no IP address without zone", value)
+		return limit.Errorf(field, "%q is no IP address without zone", value)
 	case addr.Is4() != is4 || addr.Is4In6():
-		return fieldErrorf(field, "%q is of the wrong address family", value)
+		return limit.Errorf(field, "%q is of the wrong address family", value)
 	case addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback():
-		return fieldErrorf(field, "%q is no address of a service", value)
+		return limit.Errorf(field, "%q is no address of a service", value)
 	}
 	return nil
 }
 
 // CheckUpstream refuses what is no address of a resolver, and this process' own
 // port on a loopback address: a query must never be forwarded to its forwarder.
-// The error is a *FieldError.
+// The error is a *limit.FieldError.
 func CheckUpstream(upstream string) error { return checkUpstream("upstream", upstream) }
 
 func checkUpstream(field, value string) error {
-	if err := checkBytes(field, value, MaxUpstream); err != nil {
+	if err := limit.Bytes(field, value, MaxUpstream); err != nil {
 		return err
 	}
 	ap, err := netip.ParseAddrPort(value)
 	if err != nil {
-		return fieldErrorf(field, "%q is no address:port or [address]:port", value)
+		return limit.Errorf(field, "%q is no address:port or [address]:port", value)
 	}
 	addr := ap.Addr().Unmap()
 	switch {
 	case ap.Port() == 0 || addr.IsUnspecified() || addr.IsMulticast():
-		return fieldErrorf(field, "%q is no address of a resolver", value)
+		return limit.Errorf(field, "%q is no address of a resolver", value)
 	case addr.IsLoopback() && ap.Port() == Port:
-		return fieldErrorf(field, "%q is the mesh DNS itself; name the resolver behind it", value)
+		return limit.Errorf(field, "%q is the mesh DNS itself; name the resolver behind it", value)
 	}
 	return nil
 }
 
 func checkUpstreams(field string, upstreams []string) error {
-	if err := checkCount(field, len(upstreams), MaxUpstreams); err != nil {
-		return err
-	}
-	for i, u := range upstreams {
-		if err := checkUpstream(fmt.Sprintf("%s[%d]", field, i), u); err != nil {
-			return err
-		}
-	}
-	return nil
+	return limit.List(field, upstreams, MaxUpstreams, checkUpstream)
 }

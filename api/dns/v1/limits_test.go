@@ -10,6 +10,7 @@ import (
 
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	dnsv1 "github.com/portolan-mesh/portolan/api/dns/v1"
+	"github.com/portolan-mesh/portolan/api/limit"
 )
 
 func attachment(i int) *cniv1.Attachment {
@@ -161,9 +162,9 @@ func checkError(t *testing.T, err error, want string) {
 		}
 		return
 	}
-	var field *dnsv1.FieldError
+	var field *limit.FieldError
 	if !errors.As(err, &field) || !strings.Contains(err.Error(), want) {
-		t.Errorf("error %v, want a *FieldError with %q", err, want)
+		t.Errorf("error %v, want a *limit.FieldError with %q", err, want)
 	}
 }
 

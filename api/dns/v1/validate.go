@@ -8,20 +8,21 @@ import (
 
 	"github.com/portolan-mesh/portolan/api/authority"
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/api/limit"
 )
 
 // Validate checks every limit of one message on its own. What depends on the
 // stream (the first message, growing revisions, totals) is the server's affair.
-// The error is a *FieldError.
+// The error is a *limit.FieldError.
 func (x *SyncRequest) Validate() error {
 	if n := proto.Size(x); n > MaxMessage {
-		return fieldErrorf("message", "%d bytes, at most %d are allowed", n, MaxMessage)
+		return limit.Errorf("message", "%d bytes, at most %d are allowed", n, MaxMessage)
 	}
 	if x.GetRevision() == 0 {
-		return fieldErrorf("revision", "is 0")
+		return limit.Errorf("revision", "is 0")
 	}
 	if x.GetFull() && (len(x.GetRemoveNames()) > 0 || len(x.GetRemovePods()) > 0) {
-		return fieldErrorf("full", "is true although the message removes something; a full state only sets")
+		return limit.Errorf("full", "is true although the message removes something; a full state only sets")
 	}
 	if x.GetSettings() != nil {
 		if err := x.GetSettings().Validate(); err != nil {
@@ -35,54 +36,30 @@ func (x *SyncRequest) Validate() error {
 }
 
 func (x *SyncRequest) validateNames() error {
-	if err := checkCount("set_names", len(x.GetSetNames()), MaxChunkNames); err != nil {
+	err := limit.List("set_names", x.GetSetNames(), MaxChunkNames, func(field string, n *Name) error { return n.validate(field) })
+	if err != nil {
 		return err
 	}
-	for i, n := range x.GetSetNames() {
-		if err := n.validate(fmt.Sprintf("set_names[%d]", i)); err != nil {
-			return err
-		}
-	}
-	if err := checkCount("remove_names", len(x.GetRemoveNames()), MaxChunkNames); err != nil {
-		return err
-	}
-	for i, n := range x.GetRemoveNames() {
-		if err := checkName(fmt.Sprintf("remove_names[%d]", i), n); err != nil {
-			return err
-		}
-	}
-	return nil
+	return limit.List("remove_names", x.GetRemoveNames(), MaxChunkNames, checkName)
 }
 
 func (x *SyncRequest) validatePods() error {
-	if err := checkCount("set_pods", len(x.GetSetPods()), MaxChunkPods); err != nil {
+	err := limit.List("set_pods", x.GetSetPods(), MaxChunkPods, func(field string, p *Pod) error { return p.validate(field) })
+	if err != nil {
 		return err
 	}
-	for i, p := range x.GetSetPods() {
-		if err := p.validate(fmt.Sprintf("set_pods[%d]", i)); err != nil {
-			return err
-		}
-	}
-	if err := checkCount("remove_pods", len(x.GetRemovePods()), MaxPods); err != nil {
-		return err
-	}
-	for i, a := range x.GetRemovePods() {
-		if err := checkAttachment(fmt.Sprintf("remove_pods[%d]", i), a); err != nil {
-			return err
-		}
-	}
-	return nil
+	return limit.List("remove_pods", x.GetRemovePods(), MaxPods, checkAttachment)
 }
 
-// Validate checks domain and upstreams. The error is a *FieldError.
+// Validate checks domain and upstreams. The error is a *limit.FieldError.
 func (x *Settings) Validate() error {
 	if err := authority.ValidateDomain(x.GetMeshDomain()); err != nil {
-		return fieldErrorf("settings.mesh_domain", "%v", err)
+		return limit.Errorf("settings.mesh_domain", "%v", err)
 	}
 	return checkUpstreams("settings.upstreams", x.GetUpstreams())
 }
 
-// Validate checks name and addresses. The error is a *FieldError.
+// Validate checks name and addresses. The error is a *limit.FieldError.
 func (x *Name) Validate() error { return x.validate("name") }
 
 func (x *Name) validate(field string) error {
@@ -90,7 +67,7 @@ func (x *Name) validate(field string) error {
 		return err
 	}
 	if x.GetVip4() == "" && x.GetVip6() == "" {
-		return fieldErrorf(field+".vip4", "neither vip4 nor vip6 of %q is given", x.GetName())
+		return limit.Errorf(field+".vip4", "neither vip4 nor vip6 of %q is given", x.GetName())
 	}
 	if err := checkVIP(field+".vip4", x.GetVip4(), true); err != nil {
 		return err
@@ -98,18 +75,18 @@ func (x *Name) validate(field string) error {
 	return checkVIP(field+".vip6", x.GetVip6(), false)
 }
 
-// Validate checks key, path and upstreams. The error is a *FieldError.
+// Validate checks key, path and upstreams. The error is a *limit.FieldError.
 func (x *Pod) Validate() error { return x.validate("pod") }
 
 func (x *Pod) validate(field string) error {
 	if err := checkAttachment(field+".attachment", x.GetAttachment()); err != nil {
 		return err
 	}
-	if err := checkBytes(field+".netns", x.GetNetns(), MaxPath); err != nil {
+	if err := limit.Bytes(field+".netns", x.GetNetns(), MaxPath); err != nil {
 		return err
 	}
 	if !strings.HasPrefix(x.GetNetns(), "/") || strings.ContainsRune(x.GetNetns(), 0) {
-		return fieldErrorf(field+".netns", "%q is no absolute path", x.GetNetns())
+		return limit.Errorf(field+".netns", "%q is no absolute path", x.GetNetns())
 	}
 	return checkUpstreams(field+".upstreams", x.GetUpstreams())
 }
@@ -117,38 +94,31 @@ func (x *Pod) validate(field string) error {
 // checkAttachment holds the key to the rules of the contract that owns it.
 func checkAttachment(field string, x *cniv1.Attachment) error {
 	if err := x.Validate(); err != nil {
-		return fieldErrorf(field, "%v", err)
+		return limit.Errorf(field, "%v", err)
 	}
 	return nil
 }
 
-// Validate checks what the server reports. The error is a *FieldError.
+// Validate checks what the server reports. The error is a *limit.FieldError.
 func (x *SyncResponse) Validate() error {
-	if err := checkCount("pods", len(x.GetPods()), MaxChunkPods); err != nil {
-		return err
-	}
-	for i, p := range x.GetPods() {
-		field := fmt.Sprintf("pods[%d]", i)
+	return limit.List("pods", x.GetPods(), MaxChunkPods, func(field string, p *PodStatus) error {
 		if err := checkAttachment(field+".attachment", p.GetAttachment()); err != nil {
 			return err
 		}
-		if err := checkBytes(field+".error", p.GetError(), MaxError); err != nil {
+		if err := limit.Bytes(field+".error", p.GetError(), MaxError); err != nil {
 			return err
 		}
-		if err := checkBytes(field+".capture_error", p.GetCaptureError(), MaxError); err != nil {
-			return err
-		}
-	}
-	return nil
+		return limit.Bytes(field+".capture_error", p.GetCaptureError(), MaxError)
+	})
 }
 
 // Validate checks a whole table, as it is read from disk: the limits of every
-// entry, the totals, and that no key occurs twice. The error is a *FieldError.
+// entry, the totals, and that no key occurs twice. The error is a *limit.FieldError.
 func (x *Table) Validate() error {
 	if err := x.GetSettings().Validate(); err != nil {
 		return err
 	}
-	if err := checkCount("names", len(x.GetNames()), MaxNames); err != nil {
+	if err := limit.Count("names", len(x.GetNames()), MaxNames); err != nil {
 		return err
 	}
 	names := make(map[string]struct{}, len(x.GetNames()))
@@ -159,10 +129,10 @@ func (x *Table) Validate() error {
 		}
 		names[n.GetName()] = struct{}{}
 		if len(names) != i+1 {
-			return fieldErrorf(field, "%q occurs twice", n.GetName())
+			return limit.Errorf(field, "%q occurs twice", n.GetName())
 		}
 	}
-	if err := checkCount("pods", len(x.GetPods()), MaxPods); err != nil {
+	if err := limit.Count("pods", len(x.GetPods()), MaxPods); err != nil {
 		return err
 	}
 	pods := make(map[string]struct{}, len(x.GetPods()))
@@ -174,7 +144,7 @@ func (x *Table) Validate() error {
 		key := p.GetAttachment().GetContainerId() + "-" + p.GetAttachment().GetIfname()
 		pods[key] = struct{}{}
 		if len(pods) != i+1 {
-			return fieldErrorf(field, "%q occurs twice", key)
+			return limit.Errorf(field, "%q occurs twice", key)
 		}
 	}
 	return nil

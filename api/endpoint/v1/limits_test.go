@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+
+	"github.com/portolan-mesh/portolan/api/limit"
 )
 
 // full returns a record that is at every limit at once.
@@ -105,7 +107,7 @@ func TestValidateRefuses(t *testing.T) {
 		x := full()
 		tt.change(x)
 		err := x.Validate()
-		var field *FieldError
+		var field *limit.FieldError
 		if !errors.As(err, &field) || err.Error() != tt.want {
 			t.Errorf("got  %v\nwant %s", err, tt.want)
 		}
