@@ -262,7 +262,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	admin, err := unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.AdminSocket, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600})
+	admin, err := unixsocket.Listen(ctx, d.ownSocket(d.cfg.AdminSocket))
 	if err != nil {
 		return errors.Join(err, xdsListener.Close())
 	}
@@ -309,10 +309,7 @@ func (d *daemon) servePods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	srv := grpc.NewServer(
-		grpc.MaxRecvMsgSize(cniv1.MaxMessage), grpc.MaxSendMsgSize(cniv1.MaxMessage),
-		grpc.Creds(podserver.PeerCredentials{UIDs: []uint32{uint32(os.Geteuid())}}),
-	)
+	srv := grpc.NewServer(grpc.MaxRecvMsgSize(cniv1.MaxMessage), grpc.MaxSendMsgSize(cniv1.MaxMessage))
 	settings := func(p model.Pod) capture.Config { return d.capture.settings(p, d.publisher.TCPPorts()) }
 	cniv1.RegisterRegistrarServiceServer(srv, podserver.New(d.pods, settings, d.component("cni")))
 	g, ctx := errgroup.WithContext(ctx)
@@ -347,6 +344,13 @@ func (d *daemon) awaitPublished(ctx context.Context) {
 	}
 }
 
+// ownSocket is for peers of this process's user only: runtimes call as root.
+func (d *daemon) ownSocket(path string) unixsocket.Config {
+	return unixsocket.Config{
+		Path: path, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600, Users: []uint32{uint32(os.Geteuid())},
+	}
+}
+
 func (d *daemon) listenCNI(ctx context.Context) (net.Listener, error) {
 	// The folder is ours alone: whoever may connect can attach pods.
 	if err := os.MkdirAll(filepath.Dir(d.cfg.CNISocket), 0o700); err != nil {
@@ -355,5 +359,5 @@ func (d *daemon) listenCNI(ctx context.Context) (net.Listener, error) {
 	if err := os.Chmod(filepath.Dir(d.cfg.CNISocket), 0o700); err != nil { //nolint:gosec // a folder must be searchable by its owner
 		return nil, fmt.Errorf("protect the folder of the CNI socket: %w", err)
 	}
-	return unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.CNISocket, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600})
+	return unixsocket.Listen(ctx, d.ownSocket(d.cfg.CNISocket))
 }

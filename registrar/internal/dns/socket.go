@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/portolan-mesh/portolan/registrar/internal/unixsocket"
 )
 
@@ -27,6 +25,7 @@ func listenSocket(ctx context.Context, socket string, log *slog.Logger) (net.Lis
 	for waited := false; ; waited = true {
 		l, err := unixsocket.Listen(ctx, unixsocket.Config{
 			Path: socket, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600,
+			Users: []uint32{0, uint32(os.Geteuid())},
 		})
 		switch {
 		case err == nil:
@@ -34,7 +33,7 @@ func listenSocket(ctx context.Context, socket string, log *slog.Logger) (net.Lis
 			if err := os.Chmod(filepath.Dir(socket), 0o700); err != nil { //nolint:gosec // a folder needs its search bit
 				return nil, errors.Join(fmt.Errorf("folder of the table's socket: %w", err), l.Close())
 			}
-			return &ownerListener{Listener: l, uid: uint32(os.Geteuid())}, nil
+			return l, nil
 		case !errors.Is(err, unixsocket.ErrInUse):
 			return nil, err
 		case !waited:
@@ -46,40 +45,4 @@ func listenSocket(ctx context.Context, socket string, log *slog.Logger) (net.Lis
 		case <-ticker.C:
 		}
 	}
-}
-
-// ownerListener accepts connections of one user and of root. The modes of socket
-// and folder keep others out already; this holds when somebody changes them.
-type ownerListener struct {
-	net.Listener
-	uid uint32
-}
-
-// Accept returns the next connection of an allowed user; others are closed.
-func (l *ownerListener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if uid, err := peerUID(conn); err == nil && (uid == 0 || uid == l.uid) {
-			return conn, nil
-		}
-		_ = conn.Close()
-	}
-}
-
-func peerUID(conn net.Conn) (uint32, error) {
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	ctlErr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err := errors.Join(ctlErr, err); err != nil {
-		return 0, err
-	}
-	return cred.Uid, nil
 }

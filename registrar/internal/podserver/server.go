@@ -1,6 +1,6 @@
-// Package podserver is the gRPC service that the CNI plugin calls. It checks who
-// calls and every limit of the request, and maps errors to the codes that
-// api/cni/v1 promises; what a request does is attach's business.
+// Package podserver is the gRPC service that the CNI plugin calls. It checks every
+// limit of the request and maps errors to the codes that api/cni/v1 promises; what
+// a request does is attach's business, and who may call is the socket's.
 package podserver
 
 import (

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -48,14 +47,14 @@ func (s scripted) GC(_ context.Context, _ string, valid []model.AttachmentKey) (
 }
 func (s scripted) Missing() string { return s.missing }
 
-func serve(t *testing.T, a Attachments, uids ...uint32) cniv1.RegistrarServiceClient {
+func serve(t *testing.T, a Attachments) cniv1.RegistrarServiceClient {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "cni.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := grpc.NewServer(grpc.Creds(PeerCredentials{UIDs: uids}))
+	srv := grpc.NewServer()
 	cniv1.RegisterRegistrarServiceServer(srv, New(a, func(model.Pod) capture.Config { return capture.Config{DNS: true} }, slog.New(slog.DiscardHandler)))
 	go func() { _ = srv.Serve(l) }()
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -68,8 +67,6 @@ func serve(t *testing.T, a Attachments, uids ...uint32) cniv1.RegistrarServiceCl
 	})
 	return cniv1.NewRegistrarServiceClient(conn)
 }
-
-func self() uint32 { return uint32(os.Geteuid()) }
 
 func request() *cniv1.AddRequest {
 	return &cniv1.AddRequest{
@@ -93,18 +90,6 @@ func add(ctx context.Context, c cniv1.RegistrarServiceClient, req *cniv1.AddRequ
 	return resp, nil
 }
 
-// A caller with another uid is refused whatever the socket's mode (style: a socket
-// of mode 0600 plus a check of the peer); the right one is served.
-func TestPeerUID(t *testing.T) {
-	if _, err := serve(t, scripted{}, self()).Status(t.Context(), &cniv1.StatusRequest{}); err != nil {
-		t.Errorf("own uid: %v", err)
-	}
-	_, err := serve(t, scripted{}, self()+1).Status(t.Context(), &cniv1.StatusRequest{})
-	if status.Code(err) != codes.Unavailable {
-		t.Errorf("other uid: %v, want a closed connection", err)
-	}
-}
-
 // Each meaning of an error has the code that api/cni/v1 promises, and its text
 // arrives whole.
 func TestCodes(t *testing.T) {
@@ -122,7 +107,7 @@ func TestCodes(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := serve(t, scripted{err: tt.err}, self())
+			c := serve(t, scripted{err: tt.err})
 			_, err := add(t.Context(), c, request())
 			if status.Code(err) != tt.want || !strings.Contains(status.Convert(err).Message(), tt.err.Error()) {
 				t.Errorf("ADD: %v, want %s with %q", err, tt.want, tt.err)
@@ -142,7 +127,7 @@ func TestCodes(t *testing.T) {
 
 // A request past a limit of the contract is refused by name, and reaches nobody.
 func TestLimits(t *testing.T) {
-	c := serve(t, scripted{err: errors.New("must not be asked")}, self())
+	c := serve(t, scripted{err: errors.New("must not be asked")})
 	req := request()
 	req.Addresses = nil
 	_, err := add(t.Context(), c, req)
@@ -163,7 +148,7 @@ func TestLimits(t *testing.T) {
 // What the plugin is told: the decision with the capture, who is missing, what GC
 // removed.
 func TestAnswers(t *testing.T) {
-	meshed := serve(t, scripted{decision: attach.Decision{Meshed: true, Reason: "joined"}}, self())
+	meshed := serve(t, scripted{decision: attach.Decision{Meshed: true, Reason: "joined"}})
 	resp, err := add(t.Context(), meshed, request())
 	if err != nil || !resp.GetMeshed() || !resp.GetCapture().GetDns() {
 		t.Errorf("meshed: %v, %v", resp, err)
@@ -175,7 +160,7 @@ func TestAnswers(t *testing.T) {
 	if err != nil || len(gc.GetRemoved()) != 1 || gc.GetRemoved()[0].GetContainerId() != "c1" {
 		t.Errorf("gc: %v, %v", gc, err)
 	}
-	out := serve(t, scripted{decision: attach.Decision{Reason: "no annotation"}, missing: "no Envoy"}, self())
+	out := serve(t, scripted{decision: attach.Decision{Reason: "no annotation"}, missing: "no Envoy"})
 	resp, err = add(t.Context(), out, request())
 	if err != nil || resp.GetMeshed() || resp.GetCapture() != nil || resp.GetReason() != "no annotation" {
 		t.Errorf("unmeshed: %v, %v", resp, err)
@@ -189,7 +174,7 @@ func TestAnswers(t *testing.T) {
 // "code 11 that says which").
 func TestAnswerBeforeTheDeadline(t *testing.T) {
 	left := make(chan time.Duration, 1)
-	c := serve(t, scripted{deadline: left}, self())
+	c := serve(t, scripted{deadline: left})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if _, err := add(ctx, c, request()); err != nil {

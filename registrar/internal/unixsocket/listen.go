@@ -40,6 +40,10 @@ type Config struct {
 	UID, GID int
 	// Mode of the socket; 0 is 0660.
 	Mode fs.FileMode
+	// Users are the UIDs that may connect; connections of others are closed at
+	// once. The mode keeps them out already: this holds when somebody changes it.
+	// Empty is everybody.
+	Users []uint32
 }
 
 // Listen binds the socket. It fails if another process serves on the path, which

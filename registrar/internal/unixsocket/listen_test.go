@@ -2,6 +2,7 @@ package unixsocket
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -125,6 +126,50 @@ func TestListenHeals(t *testing.T) {
 			_ = served.Close()
 			if _, err := os.Lstat(cfg.Path); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("socket after Close: %v, want none", err)
+			}
+		})
+	}
+}
+
+// Only the named users may connect, whatever the socket's mode; of the peer the
+// kernel's word counts.
+func TestListenUsers(t *testing.T) {
+	self := uint32(os.Geteuid())
+	for _, tt := range []struct {
+		name   string
+		users  []uint32
+		admits bool
+	}{
+		{"everybody", nil, true},
+		{"self among others", []uint32{self + 1, self}, true},
+		{"others", []uint32{self + 1}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := config(t)
+			cfg.Users = tt.users
+			l, err := Listen(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				if p, err := PeerOf(c); err == nil && p == (Peer{PID: int32(os.Getpid()), UID: self}) {
+					_, _ = c.Write([]byte("hello"))
+				}
+				_ = c.Close()
+			}()
+			c, err := net.Dial("unix", cfg.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			got, _ := io.ReadAll(c)
+			if (string(got) == "hello") != tt.admits {
+				t.Errorf("read %q, want admission %t", got, tt.admits)
 			}
 		})
 	}

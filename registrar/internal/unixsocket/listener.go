@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -79,6 +80,10 @@ func (l *listener) accept(ctx context.Context, s *socket) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
+		if err == nil && !l.admits(conn) {
+			_ = conn.Close() // it may not use the socket; there is nothing to tell it
+			continue
+		}
 		select {
 		case l.conns <- accepted{conn, err}:
 		case <-ctx.Done():
@@ -88,6 +93,15 @@ func (l *listener) accept(ctx context.Context, s *socket) {
 			return
 		}
 	}
+}
+
+// admits reports whether the peer's user may connect.
+func (l *listener) admits(conn net.Conn) bool {
+	if len(l.cfg.Users) == 0 {
+		return true
+	}
+	p, err := PeerOf(conn)
+	return err == nil && slices.Contains(l.cfg.Users, p.UID)
 }
 
 // keep makes the socket again when it is gone from its path. What fails is tried

@@ -7,9 +7,10 @@ import (
 	"net"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/unixsocket"
 )
 
 // peerCredentials names the peer of every connection; it encrypts nothing and
@@ -33,8 +34,8 @@ func (peerInfo) AuthType() string { return "unix-peer" }
 // ServerHandshake implements credentials.TransportCredentials.
 func (c peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	name := fmt.Sprintf("connection %d", c.connections.Add(1))
-	if pid := peerPID(conn); pid > 0 {
-		name = fmt.Sprintf("pid %d", pid)
+	if p, err := unixsocket.PeerOf(conn); err == nil && p.PID > 0 {
+		name = fmt.Sprintf("pid %d", p.PID)
 	}
 	return conn, peerInfo{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity},
@@ -57,29 +58,6 @@ func (c peerCredentials) Clone() credentials.TransportCredentials { return c }
 
 // OverrideServerName implements credentials.TransportCredentials.
 func (peerCredentials) OverrideServerName(string) error { return nil }
-
-// peerPID returns the process ID at the other end of a unix socket, or 0 where
-// there is none: another kind of socket, or a process that our PID namespace
-// does not show.
-func peerPID(conn net.Conn) int32 {
-	uc, ok := conn.(*net.UnixConn)
-	if !ok {
-		return 0
-	}
-	raw, err := uc.SyscallConn()
-	if err != nil {
-		return 0
-	}
-	var pid int32
-	if err := raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = cred.Pid
-		}
-	}); err != nil {
-		return 0
-	}
-	return pid
-}
 
 // peerName returns what peerCredentials called the peer of a stream.
 func peerName(ctx context.Context) string {
