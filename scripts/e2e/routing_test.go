@@ -14,7 +14,7 @@ import (
 )
 
 // Every authority on a mesh connection gets what the table of contract 2 says,
-// with the seed's spike table (whose unknown names are 503 here), on the first
+// with the table of the proposal's spike (whose unknown names are 503 here), on the first
 // request and on the next: exactly that port, or a clean refusal at once (I1,
 // MESH-3, MESH-4).
 func TestAuthorities(t *testing.T) {

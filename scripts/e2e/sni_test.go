@@ -20,7 +20,7 @@ import (
 
 // A pod's inbound listener chooses the port by SNI: a served port's number, or
 // p-<port>, reaches that port; no SNI is the default port; an SNI that is not
-// served never reaches a port (seed's spike table with dataplane decision 3:
+// served never reaches a port (the proposal's spike with dataplane decision 3:
 // MESH-1, MESH-10; I1). Asked by openssl, as curl sends no numeric SNI.
 func TestInboundSNI(t *testing.T) {
 	n := startNode(t, node.Options{})
