@@ -167,9 +167,12 @@ func (x *XDS) respond(s *stream, typeURL string) *discoveryv3.DeltaDiscoveryResp
 	if sub == nil || sub.nonce != "" {
 		return nil
 	}
-	if clusters := s.subs[TypeCluster]; typeURL == TypeListener && clusters != nil && clusters.nonce != "" {
-		// A listener may name a cluster that is still on its way.
-		return nil
+	if clusters := s.subs[TypeCluster]; typeURL == TypeListener && clusters != nil {
+		// A listener may name a cluster that is still on its way, or that was set after
+		// this round had looked at clusters.
+		if clusters.nonce != "" || len(x.pending(s, TypeCluster).add) > 0 {
+			return nil
+		}
 	}
 	u := x.pending(s, typeURL)
 	if u.empty() {
