@@ -242,7 +242,7 @@ func TestApplyUserNamespace(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	n := &nettest.Namespace{Path: fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid)}
+	n := nettest.At(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
 	apply(t, n, dual())
 	if err := capture.Verify(n.Path, dual()); err != nil {
 		t.Error(err)

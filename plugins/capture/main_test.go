@@ -11,6 +11,7 @@ import (
 
 	"github.com/portolan-mesh/portolan/plugins/capture"
 	"github.com/portolan-mesh/portolan/plugins/internal/nettest"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 	"github.com/portolan-mesh/portolan/scripts/sandbox"
 )
 
@@ -41,11 +42,12 @@ func dual() capture.Config {
 func pod(t *testing.T, routed bool) (pod, world *nettest.Namespace) {
 	t.Helper()
 	pod, world = nettest.New(t), nettest.New(t)
-	nettest.Connect(t, pod, []string{"10.0.0.2/24", "fd00::2/64"}, world,
-		[]string{"10.0.0.1/24", "10.0.0.53/24", "10.0.0.54/24", "fd00::1/64", "fd00::53/64"})
+	netnstest.Connect(t, "eth0",
+		netnstest.End{In: pod.Namespace, Addrs: []string{"10.0.0.2/24", "fd00::2/64"}},
+		netnstest.End{In: world.Namespace, Addrs: []string{"10.0.0.1/24", "10.0.0.53/24", "10.0.0.54/24", "fd00::1/64", "fd00::53/64"}})
 	if routed {
-		pod.Route(t, "10.0.0.1")
-		pod.Route(t, "fd00::1")
+		pod.Route(t, "eth0", "10.0.0.1")
+		pod.Route(t, "eth0", "fd00::1")
 	}
 	return pod, world
 }

@@ -204,8 +204,8 @@ func TestRoutes(t *testing.T) {
 	if err := capture.Remove(pod.Path); err != nil {
 		t.Fatal(err)
 	}
-	pod.Route(t, "10.0.0.1")
-	pod.Route(t, "fd00::1")
+	pod.Route(t, "eth0", "10.0.0.1")
+	pod.Route(t, "eth0", "fd00::1")
 	apply(t, pod, dual())
 	if got := pod.Exec(t, "ip", "route", "show", "proto", "112") + pod.Exec(t, "ip", "-6", "route", "show", "proto", "112"); got != "" {
 		t.Errorf("a route was added beside a default route: %q", got)

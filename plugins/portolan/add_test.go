@@ -449,7 +449,7 @@ func TestAddRefuses(t *testing.T) {
 	if got := n.registrar.Requests(); len(got) != 0 {
 		t.Errorf("the registrar was asked: %v", got)
 	}
-	host := &nettest.Namespace{Path: "/proc/self/ns/net"}
+	host := nettest.At("/proc/self/ns/net")
 	if host.HasTable(t, "inet portolan") {
 		t.Error("the node is captured")
 	}

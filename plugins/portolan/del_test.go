@@ -19,6 +19,7 @@ import (
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/api/cni/v1/cnitest"
 	"github.com/portolan-mesh/portolan/plugins/internal/nettest"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // hungDel never answers a Del.
@@ -238,7 +239,9 @@ func TestDelRemovesUnmeshedNote(t *testing.T) {
 func TestDelReleasesNetns(t *testing.T) {
 	n := newNode(t, meshed())
 	pod, world := nettest.New(t), nettest.New(t)
-	nettest.Connect(t, pod, []string{"10.0.0.2/24"}, world, []string{"10.0.0.1/24"})
+	netnstest.Connect(t, "eth0",
+		netnstest.End{In: pod.Namespace, Addrs: []string{"10.0.0.2/24"}},
+		netnstest.End{In: world.Namespace, Addrs: []string{"10.0.0.1/24"}})
 	rt := sandboxOf("c1", pod.Path, joins)
 	if _, err := n.add(rt); err != nil {
 		t.Fatal(err)

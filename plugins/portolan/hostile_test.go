@@ -151,7 +151,7 @@ func TestProcNetns(t *testing.T) {
 		t.Fatal(e)
 	}
 	_ = pause.Wait()
-	pinned := &nettest.Namespace{Path: filepath.Join(n.netnsDir, "c1-eth0")}
+	pinned := nettest.At(filepath.Join(n.netnsDir, "c1-eth0"))
 	if !pinned.HasTable(t, "inet portolan") {
 		t.Error("the pinned namespace is not captured")
 	}
@@ -184,7 +184,7 @@ func TestUserNamespace(t *testing.T) {
 	if err := errors.Join(n.check(rt), n.del(rt)); err != nil {
 		t.Error(err)
 	}
-	n.wantNothing(&nettest.Namespace{Path: rt.NetNS})
+	n.wantNothing(nettest.At(rt.NetNS))
 }
 
 // CNI-72: whoever reads standard error takes nothing: neither the commands nor

@@ -1,5 +1,4 @@
-// Package nettest makes network namespaces with real interfaces for the tests of
-// the plugin and of the capture: a pod's and its outside world. It needs root and
-// is meant for test binaries that run in a sandbox (scripts/sandbox), which
-// removes whatever a killed test leaves.
+// Package nettest has what the tests of the plugin and of the capture need around
+// them: network namespaces (scripts/netnstest) with servers that say who answers,
+// and clients that tell how the kernel took their packets. It needs root.
 package nettest

@@ -14,28 +14,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Timeout bounds every network operation of a test.
+const Timeout = 5 * time.Second
+
 // Serve answers every connection or datagram at addr with label, until the test
 // ends. The network is one of tcp4, tcp6, udp4, udp6.
 func (n *Namespace) Serve(tb testing.TB, network, addr, label string) {
 	tb.Helper()
-	n.Do(tb, func() {
+	n.Do(tb, func() error {
 		if strings.HasPrefix(network, "udp") {
 			pc, err := (&net.ListenConfig{}).ListenPacket(context.Background(), network, addr)
 			if err != nil {
-				tb.Errorf("listen at %s: %v", addr, err)
-				return
+				return err
 			}
 			tb.Cleanup(func() { _ = pc.Close() })
 			go answerPackets(pc, label)
-			return
+			return nil
 		}
 		l, err := (&net.ListenConfig{}).Listen(context.Background(), network, addr)
 		if err != nil {
-			tb.Errorf("listen at %s: %v", addr, err)
-			return
+			return err
 		}
 		tb.Cleanup(func() { _ = l.Close() })
 		go answerConnections(l, label)
+		return nil
 	})
 }
 
@@ -93,7 +95,10 @@ func (n *Namespace) Dial(tb testing.TB, d Dialer, network, addr string) (net.Con
 	}
 	var conn net.Conn
 	var err error
-	n.Do(tb, func() { conn, err = dialer.DialContext(context.Background(), network, addr) })
+	n.Do(tb, func() error {
+		conn, err = dialer.DialContext(context.Background(), network, addr)
+		return nil
+	})
 	if err == nil {
 		tb.Cleanup(func() { _ = conn.Close() })
 	}

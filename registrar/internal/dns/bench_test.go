@@ -6,6 +6,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/dns/dnstest"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // What a look-up costs a pod, through the real redirection: a mesh name, another
@@ -14,8 +15,8 @@ import (
 func BenchmarkResolve(b *testing.B) {
 	s := newScene(b)
 	plain := dnstest.NewNamespace(b)
-	dnstest.Connect(b, "eth1",
-		dnstest.End{In: plain, Addrs: []string{"10.0.1.2/24"}}, dnstest.End{In: s.outside, Addrs: []string{"10.0.1.53/24"}})
+	netnstest.Connect(b, "eth1",
+		netnstest.End{In: plain.Namespace, Addrs: []string{"10.0.1.2/24"}}, netnstest.End{In: s.outside.Namespace, Addrs: []string{"10.0.1.53/24"}})
 	direct := dnstest.NewResolver(b, s.outside, "10.0.1.53:53")
 	s.start(b, nil)
 	s.serve(b)

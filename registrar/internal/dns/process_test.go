@@ -24,6 +24,7 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/dns"
 	"github.com/portolan-mesh/portolan/registrar/internal/dns/dnstest"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 const (
@@ -52,9 +53,9 @@ func key(name string) model.AttachmentKey {
 func newScene(tb testing.TB) *scene {
 	tb.Helper()
 	s := &scene{dir: tb.TempDir(), pod: dnstest.NewNamespace(tb), outside: dnstest.NewNamespace(tb)}
-	dnstest.Connect(tb, "eth0",
-		dnstest.End{In: s.pod, Addrs: []string{"10.0.0.2/24", "fd00::2/64"}},
-		dnstest.End{In: s.outside, Addrs: []string{"10.0.0.1/24", "10.0.0.53/24", "10.0.0.54/24", "fd00::53/64"}})
+	netnstest.Connect(tb, "eth0",
+		netnstest.End{In: s.pod.Namespace, Addrs: []string{"10.0.0.2/24", "fd00::2/64"}},
+		netnstest.End{In: s.outside.Namespace, Addrs: []string{"10.0.0.1/24", "10.0.0.53/24", "10.0.0.54/24", "fd00::53/64"}})
 	s.pod.Route(tb, "eth0", "10.0.0.1")
 	s.upstream = dnstest.NewResolver(tb, nil, "127.0.0.1:0")
 	for _, addr := range []string{real4, real6, "10.0.0.54:53"} {
@@ -254,11 +255,11 @@ func TestResolversOfPrograms(t *testing.T) {
 		{"ahostsv6", "payments.default.aether.internal", payments6},
 		{"ahostsv4", "example.com", fromUpstream},
 	} {
-		if out, err := s.pod.Exec(t, "getent", tc.database, tc.name); err != nil || !strings.HasPrefix(out, tc.want+" ") {
+		if out, err := s.pod.Output(t, "getent", tc.database, tc.name); err != nil || !strings.HasPrefix(out, tc.want+" ") {
 			t.Errorf("getent %s %s: %q, %v; want %s", tc.database, tc.name, out, err, tc.want)
 		}
 	}
-	if out, err := s.pod.Exec(t, "getent", "ahostsv4", "ghost.aether.internal."); err == nil {
+	if out, err := s.pod.Output(t, "getent", "ahostsv4", "ghost.aether.internal."); err == nil {
 		t.Errorf("getent ghost: %q", out)
 	}
 	r := net.Resolver{PreferGo: true, Dial: func(_ context.Context, network, _ string) (net.Conn, error) {
@@ -287,17 +288,17 @@ func TestSourcePortsAndLoops(t *testing.T) {
 	s.start(t, nil)
 	s.serve(t)
 	var conns []*mdns.Conn
-	s.pod.Do(t, func() {
+	s.pod.Do(t, func() error {
 		d := net.Dialer{Timeout: dnstest.Patience, LocalAddr: &net.UDPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 40053}, Control: reuseAddr}
 		for _, server := range []string{real4, "10.0.0.54:53"} {
 			conn, err := d.DialContext(t.Context(), "udp4", server)
 			if err != nil {
-				t.Error(err)
-				return
+				return err
 			}
 			t.Cleanup(func() { _ = conn.Close() })
 			conns = append(conns, &mdns.Conn{Conn: conn})
 		}
+		return nil
 	})
 	before := s.upstream.UDP.Load()
 	for range 5 {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/listen"
-	"github.com/portolan-mesh/portolan/registrar/internal/listen/listentest"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // BenchmarkTable shows that reading costs the same whatever connections there are:
@@ -17,7 +17,7 @@ import (
 func BenchmarkTable(b *testing.B) {
 	for _, established := range []int{0, 10_000} {
 		b.Run(fmt.Sprintf("established=%d", established), func(b *testing.B) {
-			pod := listentest.NewNamespace(b)
+			pod := netnstest.New(b)
 			l := listenAt(b, pod, "0.0.0.0:8080", listenOptions{})
 			listenAt(b, pod, "[::]:15008", listenOptions{})
 			listenAt(b, pod, "127.0.0.1:15001", listenOptions{})
@@ -46,7 +46,7 @@ func BenchmarkTable(b *testing.B) {
 }
 
 // connectMany makes connections to l that stay until the benchmark ends.
-func connectMany(b *testing.B, n *listentest.Namespace, l net.Listener, count int) {
+func connectMany(b *testing.B, n *netnstest.Namespace, l net.Listener, count int) {
 	b.Helper()
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -74,7 +74,7 @@ func connectMany(b *testing.B, n *listentest.Namespace, l net.Listener, count in
 
 // BenchmarkOpen is what an ADD pays.
 func BenchmarkOpen(b *testing.B) {
-	pod := listentest.NewNamespace(b)
+	pod := netnstest.New(b)
 	for b.Loop() {
 		table, err := listen.Open(pod.Path)
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/listen"
-	"github.com/portolan-mesh/portolan/registrar/internal/listen/listentest"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // A table goes on after its namespace's path is gone, and shows that the last
@@ -37,8 +37,8 @@ func TestPathRemoved(t *testing.T) {
 // An open table keeps its namespace alive, a closed one does not: the veth peer
 // outside goes with the namespace, and with nothing else.
 func TestCloseFreesNamespace(t *testing.T) {
-	pod, outside := listentest.NewNamespace(t), listentest.NewNamespace(t)
-	listentest.Connect(t, pod, nil, outside, nil)
+	pod, outside := netnstest.New(t), netnstest.New(t)
+	netnstest.Connect(t, "eth0", netnstest.End{In: pod}, netnstest.End{In: outside})
 	table := openTable(t, pod.Path)
 	gone := make(chan struct{})
 	updates, stop := make(chan netlink.LinkUpdate, 16), make(chan struct{})

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/listen"
-	"github.com/portolan-mesh/portolan/registrar/internal/listen/listentest"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // listenOptions are the socket options of a listener.
@@ -25,7 +25,7 @@ type listenOptions struct {
 }
 
 // listenAt listens at addr in the namespace until the test ends.
-func listenAt(tb testing.TB, n *listentest.Namespace, addr string, o listenOptions) net.Listener {
+func listenAt(tb testing.TB, n *netnstest.Namespace, addr string, o listenOptions) net.Listener {
 	tb.Helper()
 	network := "tcp4"
 	if strings.HasPrefix(addr, "[") {
@@ -77,7 +77,7 @@ func read(tb testing.TB, t *listen.Table) listen.Snapshot {
 
 // reaches reports whether a connection to 127.0.0.1:port is accepted in the
 // namespace: what the app hop of Envoy does, the oracle of these tests.
-func reaches(tb testing.TB, n *listentest.Namespace, port uint16) bool {
+func reaches(tb testing.TB, n *netnstest.Namespace, port uint16) bool {
 	tb.Helper()
 	ok := false
 	n.Do(tb, func() error {
@@ -97,15 +97,17 @@ func reaches(tb testing.TB, n *listentest.Namespace, port uint16) bool {
 const podAddress = "10.77.0.2"
 
 // newPod returns a namespace with lo and an eth0 with addresses of both families.
-func newPod(tb testing.TB) *listentest.Namespace {
+func newPod(tb testing.TB) *netnstest.Namespace {
 	tb.Helper()
-	pod, outside := listentest.NewNamespace(tb), listentest.NewNamespace(tb)
-	listentest.Connect(tb, pod, []string{podAddress + "/24", "fd00:77::2/64"}, outside, []string{"10.77.0.1/24", "fd00:77::1/64"})
+	pod, outside := netnstest.New(tb), netnstest.New(tb)
+	netnstest.Connect(tb, "eth0",
+		netnstest.End{In: pod, Addrs: []string{podAddress + "/24", "fd00:77::2/64"}},
+		netnstest.End{In: outside, Addrs: []string{"10.77.0.1/24", "fd00:77::1/64"}})
 	return pod
 }
 
 // connect returns both ends of a connection to l.
-func connect(tb testing.TB, n *listentest.Namespace, l net.Listener) (client, server net.Conn) {
+func connect(tb testing.TB, n *netnstest.Namespace, l net.Listener) (client, server net.Conn) {
 	tb.Helper()
 	n.Do(tb, func() (err error) {
 		client, err = (&net.Dialer{}).DialContext(context.Background(), "tcp", l.Addr().String())

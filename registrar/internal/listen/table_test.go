@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/portolan-mesh/portolan/registrar/internal/listen/listentest"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // For a listener on each kind of address Listens says what a connection to
@@ -200,7 +200,7 @@ func TestOtherNamespace(t *testing.T) {
 
 // A namespace without IPv6 is read like any other (dataplane decision 2).
 func TestWithoutIPv6(t *testing.T) {
-	pod := listentest.NewNamespace(t)
+	pod := netnstest.New(t)
 	pod.Do(t, func() error {
 		// /proc/sys shows the namespace of the thread that opens it.
 		return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/listen"
-	"github.com/portolan-mesh/portolan/registrar/internal/listen/listentest"
 	"github.com/portolan-mesh/portolan/registrar/internal/readiness"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // TestMain refuses to run without root: some of these tests make network
@@ -31,7 +31,7 @@ func realTables(c *readiness.Config) {
 	c.Open = func(netns string) (readiness.Table, error) { return listen.Open(netns) }
 }
 
-func listenIn(tb testing.TB, n *listentest.Namespace, addr string) net.Listener {
+func listenIn(tb testing.TB, n *netnstest.Namespace, addr string) net.Listener {
 	tb.Helper()
 	return n.Listen(tb, net.ListenConfig{}, "tcp", addr)
 }
@@ -60,7 +60,7 @@ func await(t *testing.T, told <-chan readiness.State, wanted func(readiness.Stat
 // the wrong address is reported, and one that goes is told as gone (contract 4.2,
 // 4.3; XDS-27).
 func TestRealNamespace(t *testing.T) {
-	pod := listentest.NewNamespace(t)
+	pod := netnstest.New(t)
 	w, _ := start(t, newFakeTables(), realTables)
 	told := make(chan readiness.State, 64)
 	listenIn(t, pod, "127.0.0.1:8080")
@@ -109,7 +109,7 @@ func TestRealNamespace(t *testing.T) {
 func BenchmarkPoll200(b *testing.B) {
 	var tables []*listen.Table
 	for range 200 {
-		pod := listentest.NewNamespace(b)
+		pod := netnstest.New(b)
 		for _, addr := range append([]string{"0.0.0.0:8080", "127.0.0.1:9090", "[::1]:15001", "[::1]:15002"}, meshListeners...) {
 			listenIn(b, pod, addr)
 		}

@@ -21,9 +21,10 @@ func (n *Namespace) Dial(tb testing.TB, network, addr string) (*dns.Conn, error)
 	tb.Helper()
 	var conn net.Conn
 	var err error
-	n.Do(tb, func() {
+	n.Do(tb, func() error {
 		d := net.Dialer{Timeout: Patience}
 		conn, err = d.DialContext(context.WithoutCancel(tb.Context()), network, addr)
+		return nil
 	})
 	if err != nil {
 		return nil, err

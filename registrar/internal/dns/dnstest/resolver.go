@@ -54,14 +54,13 @@ func NewResolver(tb testing.TB, in *Namespace, addr string) *Resolver {
 	r := &Resolver{handle: Answer}
 	var packet net.PacketConn
 	var stream net.Listener
-	var err error
-	listen := func() { packet, stream, err = listenBoth(netip.MustParseAddrPort(addr)) }
-	if in == nil {
-		listen()
-	} else {
-		in.Do(tb, listen)
+	listen := func() (err error) {
+		packet, stream, err = listenBoth(netip.MustParseAddrPort(addr))
+		return err
 	}
-	if err != nil {
+	if in != nil {
+		in.Do(tb, listen)
+	} else if err := listen(); err != nil {
 		tb.Fatalf("start a resolver: %v", err)
 	}
 	r.Addr = packet.LocalAddr().(*net.UDPAddr).AddrPort()

@@ -14,6 +14,7 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/dns/dnstest"
 	"github.com/portolan-mesh/portolan/registrar/internal/dns/pods"
 	"github.com/portolan-mesh/portolan/registrar/internal/dns/table"
+	"github.com/portolan-mesh/portolan/scripts/netnstest"
 )
 
 // address asks for payments.aether.internal and returns the first address, or
@@ -128,11 +129,9 @@ func TestOpenErrors(t *testing.T) {
 	}
 	taken := dnstest.NewNamespace(t)
 	var squatter net.PacketConn
-	taken.Do(t, func() {
-		var err error
-		if squatter, err = net.ListenPacket("udp4", addr4); err != nil {
-			t.Error(err)
-		}
+	taken.Do(t, func() (err error) {
+		squatter, err = net.ListenPacket("udp4", addr4)
+		return err
 	})
 	ns := dnstest.NewNamespace(t)
 	w.put(t,
@@ -175,7 +174,7 @@ func TestRemoveFreesNamespace(t *testing.T) {
 	w := newWorld(t, nil)
 	peer := dnstest.NewNamespace(t)
 	ns := dnstest.NewNamespace(t)
-	dnstest.Connect(t, "eth0", dnstest.End{In: ns}, dnstest.End{In: peer})
+	netnstest.Connect(t, "eth0", netnstest.End{In: ns.Namespace}, netnstest.End{In: peer.Namespace})
 	w.put(t, table.Pod{Key: key("a"), Netns: ns.Path, IPv6: true})
 	if got := address(t, ns, "tcp6", addr6, dns.TypeA); got != "198.18.0.1" {
 		t.Fatal(got)
@@ -210,7 +209,7 @@ func TestNamespaceVanishes(t *testing.T) {
 	w := newWorld(t, nil)
 	peer := dnstest.NewNamespace(t)
 	ns := dnstest.NewNamespace(t)
-	dnstest.Connect(t, "eth0", dnstest.End{In: ns}, dnstest.End{In: peer})
+	netnstest.Connect(t, "eth0", netnstest.End{In: ns.Namespace}, netnstest.End{In: peer.Namespace})
 	w.put(t, table.Pod{Key: key("a"), Netns: ns.Path})
 	if got := address(t, ns, "udp4", addr4, dns.TypeA); got != "198.18.0.1" {
 		t.Fatal(got)
