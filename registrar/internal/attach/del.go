@@ -79,23 +79,28 @@ func (m *Manager) awaitWithdrawn(ctx context.Context, pod model.Pod) {
 	}
 }
 
-// teardown takes the pod from everybody that tell told, and from the registry if
-// it is still there.
+// teardown takes the pod from everybody that was told, and from the registry if it
+// is still there. Of a stored pod that nobody was told of no identity is released:
+// its use was never counted, and another pod may have the same one.
 func (m *Manager) teardown(ctx context.Context, pod model.Pod, why string) {
 	m.mu.Lock()
-	published := false
+	published, told := false, false
 	if a, ok := m.pods[pod.Key]; ok {
 		a.leaving = true
-		published = a.generation > 0
+		published, told = a.generation > 0, a.told
 	}
 	m.mu.Unlock()
-	m.cfg.Readiness.Forget(pod.Key)
+	if told {
+		m.cfg.Readiness.Forget(pod.Key)
+	}
 	if published {
 		m.withdraw(ctx, pod)
 	}
-	m.cfg.Names.RemovePod(pod.Key)
-	m.cfg.Mesh.RemovePod(pod.Key)
-	m.cfg.Identities.Release(pod.Identity)
+	if told {
+		m.cfg.Names.RemovePod(pod.Key)
+		m.cfg.Mesh.RemovePod(pod.Key)
+		m.cfg.Identities.Release(pod.Identity)
+	}
 	m.count.detached.Inc()
 	m.log.Info("detached", "attachment", pod.Key.String(), "pod", pod.Name, "service", pod.Service.String(), "why", why)
 }

@@ -189,3 +189,32 @@ func TestUnmeshedNotes(t *testing.T) {
 		t.Error("the adopted pod is not captured")
 	}
 }
+
+// DEL of a stored pod that nobody was told of withdraws it and releases no
+// identity: c1 has the same one, and keeps its certificate.
+func TestDelOfUntold(t *testing.T) {
+	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	m := newManager(t, newWorld(), db)
+	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
+	mustAdd(t, m, addRequest("c2", "b", "10.1.0.3", multiPort()))
+	w := newWorld()
+	w.gone[key("c2")] = true
+	m2 := newManager(t, w, db)
+	m2.cfg.NetnsDir = m.cfg.NetnsDir
+	if err := os.WriteFile(filepath.Join(filepath.Dir(m.cfg.NetnsDir), runMarker), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m2.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := len(w.events())
+	if err := m2.Del(t.Context(), key("c2")); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"withdraw c2-eth0", "await withdrawn c2-eth0"}, w.events()[before:]); d != "" {
+		t.Errorf("DEL (-want +got):\n%s", d)
+	}
+	if pods := m2.Pods(); len(pods) != 1 || pods[0].Key != key("c1") {
+		t.Errorf("attached: %v", pods)
+	}
+}
