@@ -29,7 +29,7 @@ func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(D
 func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, decided func(Decision) error) error {
 	m.count.unknown.Add(float64(len(d.Unknown)))
 	for _, k := range d.Unknown {
-		m.log.Warn("unknown annotation ignored", "key", k, "attachment", keyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
+		m.log.Warn("unknown annotation ignored", "key", k, "attachment", KeyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
 	}
 	if !d.Meshed {
 		return decided(d)

@@ -93,7 +93,7 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, now time.Time) (model.P
 		servers = nil
 	}
 	return model.Pod{
-		Key:          keyOf(req.GetAttachment()),
+		Key:          KeyOf(req.GetAttachment()),
 		Network:      req.GetNetwork(),
 		Netns:        req.GetNetns(),
 		RuntimeNetns: req.GetRuntimeNetns(),
@@ -132,6 +132,7 @@ func parseAddrs(what string, texts []string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-func keyOf(a *cniv1.Attachment) model.AttachmentKey {
+// KeyOf reads the key of a validated message.
+func KeyOf(a *cniv1.Attachment) model.AttachmentKey {
 	return model.AttachmentKey{ContainerID: a.GetContainerId(), IfName: a.GetIfname()}
 }

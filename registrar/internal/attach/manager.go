@@ -186,7 +186,7 @@ func (m *Manager) Pods() []model.Pod {
 			out = append(out, a.pod)
 		}
 	}
-	slices.SortFunc(out, func(a, b model.Pod) int { return compareKeys(a.Key, b.Key) })
+	slices.SortFunc(out, func(a, b model.Pod) int { return a.Key.Compare(b.Key) })
 	return out
 }
 
@@ -246,18 +246,8 @@ func (m *Manager) Status() []Status {
 			Listening: slices.Clone(a.state.Listening), Misbound: slices.Clone(a.state.Misbound),
 		})
 	}
-	slices.SortFunc(out, func(a, b Status) int { return compareKeys(a.Pod.Key, b.Pod.Key) })
+	slices.SortFunc(out, func(a, b Status) int { return a.Pod.Key.Compare(b.Pod.Key) })
 	return out
-}
-
-func compareKeys(a, b model.AttachmentKey) int {
-	switch {
-	case a.String() < b.String():
-		return -1
-	case a.String() > b.String():
-		return 1
-	}
-	return 0
 }
 
 // Check returns the pod of an attachment; an error of kind NotFound when there

@@ -65,7 +65,7 @@ func (m *Manager) recover() {
 			continue
 		}
 		req := e.Note.GetAttached()
-		key := keyOf(req.GetAttachment())
+		key := KeyOf(req.GetAttachment())
 		if _, err := m.Check(key); err == nil {
 			continue
 		}
@@ -171,7 +171,7 @@ func (m *Manager) replayDeleted(ctx context.Context) {
 	var dropped []model.AttachmentKey
 	notes := slices.DeleteFunc(m.scan(m.cfg.SpoolDir), func(e spool.Entry) bool { return e.Kind != spool.Deleted })
 	for _, e := range notes {
-		key := keyOf(e.Note.GetDeleted().GetAttachment())
+		key := KeyOf(e.Note.GetDeleted().GetAttachment())
 		m.mu.Lock()
 		a, known := m.pods[key]
 		told := known && a.told
@@ -229,7 +229,7 @@ func (m *Manager) Replay(ctx context.Context) {
 // request needs no further attention: adopted, known already, not to be meshed,
 // or gone.
 func (m *Manager) adopt(ctx context.Context, req *cniv1.AddRequest) bool {
-	key := keyOf(req.GetAttachment())
+	key := KeyOf(req.GetAttachment())
 	if _, err := m.Check(key); err == nil {
 		return true
 	}

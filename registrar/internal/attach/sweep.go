@@ -124,7 +124,7 @@ func (m *Manager) GC(ctx context.Context, network string, valid []model.Attachme
 		m.sweep(ctx, p, "GC")
 		removed = append(removed, p.Key)
 	}
-	slices.SortFunc(removed, compareKeys)
+	slices.SortFunc(removed, model.AttachmentKey.Compare)
 	return removed, nil
 }
 
@@ -184,6 +184,6 @@ func (m *Manager) provenPods() []model.Pod {
 			out = append(out, a.pod)
 		}
 	}
-	slices.SortFunc(out, func(a, b model.Pod) int { return compareKeys(a.Key, b.Key) })
+	slices.SortFunc(out, func(a, b model.Pod) int { return a.Key.Compare(b.Key) })
 	return out
 }

@@ -209,7 +209,7 @@ func (c *Client) nextLocked() []*dnsv1.SyncRequest {
 			b.removeName(n)
 		}
 	}
-	slices.SortFunc(keys, compareKeys)
+	slices.SortFunc(keys, model.AttachmentKey.Compare)
 	for _, k := range keys {
 		if p := c.pods[k]; p != nil {
 			p.revision = c.revision

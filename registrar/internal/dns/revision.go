@@ -1,8 +1,6 @@
 package dns
 
 import (
-	"strings"
-
 	dnsv1 "github.com/portolan-mesh/portolan/api/dns/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/dns/table"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -69,5 +67,3 @@ func (b *revisionBuilder) removePod(k model.AttachmentKey) {
 	m := b.roomForPod()
 	m.RemovePods = append(m.RemovePods, table.KeyMessage(k))
 }
-
-func compareKeys(a, b model.AttachmentKey) int { return strings.Compare(a.String(), b.String()) }

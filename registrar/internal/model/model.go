@@ -7,6 +7,7 @@ package model
 import (
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/port"
@@ -23,6 +24,9 @@ type AttachmentKey struct {
 
 // String returns containerID-ifname, the file name of the netns pin.
 func (k AttachmentKey) String() string { return k.ContainerID + "-" + k.IfName }
+
+// Compare orders keys as their texts.
+func (k AttachmentKey) Compare(o AttachmentKey) int { return strings.Compare(k.String(), o.String()) }
 
 // ServiceKey names a service.
 type ServiceKey struct {

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
 )
 
@@ -65,7 +66,7 @@ func (p *Publisher) noticeEnvoy() {
 // is also asked for on demand would fail for seconds (dataplane decision 5). A
 // name that was asked for on demand stays on demand.
 func (p *Publisher) warmAll(b *batch) {
-	for _, key := range slices.SortedFunc(maps.Keys(p.local.pods), compareAttachments) {
+	for _, key := range slices.SortedFunc(maps.Keys(p.local.pods), model.AttachmentKey.Compare) {
 		p.warm(b, p.local.pods[key].pod)
 	}
 }

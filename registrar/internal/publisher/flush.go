@@ -53,18 +53,18 @@ func (p *Publisher) flush() {
 			p.wake()
 		}
 	}
-	p.apply(func(pc *pendingChange) bool { return !pc.unsaved })
+	p.apply()
 }
 
-// apply gives Envoy the pending changes that pass, as one batch, and then awaits
-// the steps they are in. The caller holds mu.
-func (p *Publisher) apply(pass func(*pendingChange) bool) {
+// apply gives Envoy the pending changes that wait for no disk, as one batch, and
+// then awaits the steps they are in. The caller holds mu.
+func (p *Publisher) apply() {
 	if p.watched > 0 {
 		defer p.notify()
 	}
 	var ready []model.ServiceKey
 	for key, pc := range p.pending {
-		if pass(pc) {
+		if !pc.unsaved {
 			ready = append(ready, key)
 		}
 	}

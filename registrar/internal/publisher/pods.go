@@ -33,8 +33,6 @@ type localPod struct {
 	failed error
 }
 
-func compareAttachments(a, b model.AttachmentKey) int { return strings.Compare(a.String(), b.String()) }
-
 // AddPod builds the pod's app clusters and listeners. Its identity's secrets must
 // have been set before.
 func (p *Publisher) AddPod(pod model.Pod) {

@@ -205,7 +205,7 @@ func (p *Publisher) release(keys []model.ServiceKey) {
 			pc.unsaved = false
 		}
 	}
-	p.apply(func(pc *pendingChange) bool { return !pc.unsaved })
+	p.apply()
 }
 
 // routesTimeout bounds how long a name waits for Envoy's route table.
