@@ -38,6 +38,7 @@ func TestRefusedFlags(t *testing.T) {
 		{"relative socket", []string{"run", "--cni-socket", "cni.sock"}, []string{"--cni-socket", "cni.sock", "absolute"}},
 		{"metrics for everybody", []string{"run", "--http-address", "0.0.0.0:15070"}, []string{"--http-address", "0.0.0.0:15070", "loopback"}},
 		{"sweep interval", []string{"run", "--sweep-interval", "0s"}, []string{"--sweep-interval", "above 0"}},
+		{"certificate life", []string{"run", "--svid-lifetime", "25h"}, []string{"--svid-lifetime", "25h", "24h"}},
 		{"drain wait", []string{"run", "--drain-wait", "-1s"}, []string{"--drain-wait", "-1s"}},
 		{"unknown names", []string{"run", "--unknown-names", "0"}, []string{"--unknown-names", "at least 1"}},
 		{"retention", []string{"run", "--service-retention", "0s"}, []string{"--service-retention", "above 0"}},

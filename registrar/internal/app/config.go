@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/portolan-mesh/portolan/api/authority"
+	"github.com/portolan-mesh/portolan/registrar/internal/identity"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 )
 
@@ -103,8 +104,10 @@ type runConfig struct {
 	Registry    string
 	DrainWait   time.Duration
 	Sweep       time.Duration
-	XDSGroup    int
-	LogLevel    string
+	// SVIDLifetime of the pods' certificates, as the built-in CA signs them.
+	SVIDLifetime time.Duration
+	XDSGroup     int
+	LogLevel     string
 }
 
 func (c *runConfig) flags(f *pflag.FlagSet) {
@@ -121,6 +124,7 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded")
 	f.DurationVar(&c.DrainWait, "drain-wait", time.Second, "how long DEL waits at most until this node's Envoy has let go of the pod")
 	f.DurationVar(&c.Sweep, "sweep-interval", 10*time.Second, "how often attachments whose pod is gone, the spool and the captures are looked at")
+	f.DurationVar(&c.SVIDLifetime, "svid-lifetime", identity.MaxLifetime, "how long a pod's certificate lives; it is renewed at half of that")
 	f.IntVar(&c.XDSGroup, "xds-socket-gid", -1, "group that may connect to the xDS socket; -1 leaves it as created")
 	f.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 }
@@ -148,6 +152,9 @@ func (c *runConfig) validate() error {
 	}
 	if c.DrainWait < 0 {
 		errs = append(errs, fmt.Errorf("--drain-wait %s: need 0 or a time", c.DrainWait))
+	}
+	if err := identity.CheckLifetime(c.SVIDLifetime); err != nil {
+		errs = append(errs, fmt.Errorf("--svid-lifetime %w", err))
 	}
 	if c.Mesh.UnknownCap < 1 {
 		errs = append(errs, fmt.Errorf("--unknown-names %d: need at least 1", c.Mesh.UnknownCap))

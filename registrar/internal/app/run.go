@@ -58,7 +58,7 @@ func newRunCommand(s streams) *cobra.Command {
 			if err := c.projection(vip4, vip6).Validate(); err != nil {
 				return err
 			}
-			d, err := newDaemon(c, []netip.Prefix{vip4, vip6}, log)
+			d, err := newDaemon(cmd.Context(), c, []netip.Prefix{vip4, vip6}, log)
 			if err != nil {
 				return err
 			}
@@ -76,6 +76,8 @@ type daemon struct {
 	metrics *prometheus.Registry
 	capture netnsCapture
 
+	xdsSocket, adminSocket net.Listener
+
 	db         *bolt.DB
 	recovery   state.Recovery
 	backend    *embedded.Backend
@@ -89,14 +91,19 @@ type daemon struct {
 	started    time.Time
 }
 
-// newDaemon opens what is on disk and makes the parts, from the one that is
-// depended on to those that depend.
-func newDaemon(cfg runConfig, vips []netip.Prefix, log *slog.Logger) (*daemon, error) {
+// newDaemon takes the sockets, opens what is on disk and makes the parts, from the
+// one that is depended on to those that depend. The sockets come first: of two
+// registrars the second must leave nothing, wherever its state would be.
+func newDaemon(ctx context.Context, cfg runConfig, vips []netip.Prefix, log *slog.Logger) (*daemon, error) {
 	d := &daemon{
 		cfg: cfg, log: log, metrics: prometheus.NewRegistry(), started: time.Now(),
 		capture: netnsCapture{netnsDir: cfg.NetnsDir, vipRanges: vips},
 	}
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if err := d.openSockets(ctx); err != nil {
+		d.close()
+		return nil, err
+	}
 	for _, step := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods, d.registerGauges} {
 		if err := step(); err != nil {
 			d.close()
@@ -107,6 +114,17 @@ func newDaemon(cfg runConfig, vips []netip.Prefix, log *slog.Logger) (*daemon, e
 }
 
 func (d *daemon) component(name string) *slog.Logger { return d.log.With("component", name) }
+
+// openSockets takes the sockets. Who connects waits until run serves.
+func (d *daemon) openSockets(ctx context.Context) error {
+	var err error
+	d.xdsSocket, err = unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.XDSSocket, UID: unixsocket.Keep, GID: d.cfg.XDSGroup})
+	if err != nil {
+		return err
+	}
+	d.adminSocket, err = unixsocket.Listen(ctx, d.ownSocket(d.cfg.AdminSocket))
+	return err
+}
 
 func (d *daemon) openState() error {
 	var err error
@@ -199,6 +217,9 @@ func (d *daemon) makeIdentities() error {
 	if err != nil {
 		return err
 	}
+	if err := ca.SetLifetime(d.cfg.SVIDLifetime); err != nil {
+		return err
+	}
 	store, err := identity.OpenFileStore(filepath.Join(dir, "svids"), time.Now, log)
 	if err != nil {
 		return err
@@ -241,8 +262,16 @@ func (d *daemon) makePods() error {
 	return nil
 }
 
-// close lets go of what is on disk; parts that were not made are skipped.
+// close lets go of what is on disk, and then of the sockets, so that a successor
+// finds the disk free; parts that were not made are skipped.
 func (d *daemon) close() {
+	defer func() {
+		for _, socket := range []net.Listener{d.xdsSocket, d.adminSocket} {
+			if socket != nil {
+				_ = socket.Close() // a second time once it was served
+			}
+		}
+	}()
 	if d.backend != nil {
 		if err := d.backend.Close(); err != nil {
 			d.log.Error("registry was not closed cleanly", "error", err)
@@ -258,17 +287,9 @@ func (d *daemon) close() {
 // run serves until ctx ends or a part fails.
 func (d *daemon) run(ctx context.Context) error {
 	defer d.close()
-	xdsListener, err := unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.XDSSocket, UID: unixsocket.Keep, GID: d.cfg.XDSGroup})
-	if err != nil {
-		return err
-	}
-	admin, err := unixsocket.Listen(ctx, d.ownSocket(d.cfg.AdminSocket))
-	if err != nil {
-		return errors.Join(err, xdsListener.Close())
-	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return d.xds.Serve(ctx, xdsListener) })
-	g.Go(func() error { return d.serveAdmin(ctx, admin) })
+	g.Go(func() error { return d.xds.Serve(ctx, d.xdsSocket) })
+	g.Go(func() error { return d.serveAdmin(ctx, d.adminSocket) })
 	g.Go(func() error { return d.serveHTTP(ctx) })
 	g.Go(func() error { return d.identities.Run(ctx) })
 	g.Go(func() error { return d.readiness.Run(ctx) })

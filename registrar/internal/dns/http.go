@@ -41,8 +41,8 @@ type web struct {
 	running sync.WaitGroup
 }
 
-// serveHTTP starts it. An address that is taken, as by a predecessor that still
-// runs, is tried again: metrics never keep names from being served.
+// serveHTTP starts it. An address that is taken is tried again: metrics never keep
+// names from being served.
 func serveHTTP(ctx context.Context, cfg Config, h *health) *web {
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", h)

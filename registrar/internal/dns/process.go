@@ -64,9 +64,6 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.complete(); err != nil {
 		return err
 	}
-	health := &health{}
-	web := serveHTTP(ctx, cfg, health)
-	defer web.stop(context.WithoutCancel(ctx))
 	// Who connects from now on waits until the last table is served.
 	listener, err := listenSocket(ctx, cfg.Socket, cfg.Log)
 	if err != nil {
@@ -76,6 +73,10 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer listener.Close()
+	// Not before: its address is the predecessor's, too.
+	health := &health{}
+	web := serveHTTP(ctx, cfg, health)
+	defer web.stop(context.WithoutCancel(ctx))
 	if err := os.MkdirAll(filepath.Dir(cfg.StateFile), 0o700); err != nil {
 		return fmt.Errorf("folder of the state file: %w", err)
 	}

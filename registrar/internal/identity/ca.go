@@ -31,6 +31,8 @@ type CA struct {
 	td    spiffeid.TrustDomain
 	clock Clock
 	log   *slog.Logger
+	// lifetime of the SVIDs.
+	lifetime time.Duration
 
 	// mu guards roots and retryAt.
 	mu    sync.Mutex
@@ -51,7 +53,7 @@ func OpenCA(dir, trustDomain string, clock Clock, log *slog.Logger) (*CA, error)
 	if err := ensurePrivateDir(dir, log); err != nil {
 		return nil, err
 	}
-	ca := &CA{path: filepath.Join(dir, caFile), td: td, clock: clock, log: log}
+	ca := &CA{path: filepath.Join(dir, caFile), td: td, clock: clock, log: log, lifetime: MaxLifetime}
 	if err := removeTemporary(ca.path); err != nil {
 		return nil, err
 	}
@@ -158,7 +160,25 @@ func (ca *CA) current(now time.Time) []root {
 	return ca.roots
 }
 
-// Sign implements Signer: an SVID of 24 h for client and server use, with the
+// CheckLifetime refuses a life that SVIDs of the CA cannot have.
+func CheckLifetime(d time.Duration) error {
+	if d < MinLifetime || d > MaxLifetime {
+		return fmt.Errorf("%s: need a time from %s to %s", d, MinLifetime, MaxLifetime)
+	}
+	return nil
+}
+
+// SetLifetime sets how long the SVIDs are to live, as CheckLifetime allows. It is
+// for the time before the first Sign.
+func (ca *CA) SetLifetime(d time.Duration) error {
+	if err := CheckLifetime(d); err != nil {
+		return fmt.Errorf("life of certificates: %w", err)
+	}
+	ca.lifetime = d
+	return nil
+}
+
+// Sign implements Signer: an SVID for client and server use, with the
 // SPIFFE ID as its only name.
 func (ca *CA) Sign(ctx context.Context, req SignRequest) ([][]byte, error) {
 	if err := ctx.Err(); err != nil {
@@ -189,12 +209,12 @@ func (ca *CA) issue(id spiffeid.ID, pub *ecdsa.PublicKey) ([]byte, error) {
 	if !ok {
 		return nil, fmt.Errorf("no root of trust domain %s is valid at %s: check the clock", ca.td, now.UTC().Format(time.RFC3339))
 	}
-	notAfter := now.Add(svidLifetime)
+	notAfter := now.Add(ca.lifetime)
 	if notAfter.After(signer.cert.NotAfter) {
 		notAfter = signer.cert.NotAfter
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		NotBefore:             now.Add(-backdate),
+		NotBefore:             now.Add(-min(backdate, ca.lifetime/backdateShare)),
 		NotAfter:              notAfter,
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},

@@ -291,8 +291,7 @@ func (m *Manager) install(e *entry, s SVID) uint64 {
 	e.svid, e.failures = s, 0
 	// A root may have gone between the check of s and now.
 	e.untrusted = !m.bundle.contains(s.verifiedBy)
-	// A signer whose clock is far from ours must not be asked without a pause.
-	e.retryAt = now.Add(minRenewPause)
+	e.retryAt = now.Add(pauseAfter(s, now))
 	if m.entries[e.id] == e {
 		e.ticket = m.out.put(e.id, func() {
 			if m.cfg.OnUpdate != nil {

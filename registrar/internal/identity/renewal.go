@@ -14,8 +14,11 @@ const (
 	// every sleep: a machine that was suspended, or whose clock was set, must not
 	// sleep past half-life.
 	bundleInterval = time.Minute
-	// minRenewPause is the least time between two renewals of one SVID.
-	minRenewPause = 30 * time.Second
+	// renewPause is the least time between two renewals of one SVID, less for an SVID
+	// that does not live that long: pauseShare of what it has left, but shortestPause.
+	renewPause    = 30 * time.Second
+	pauseShare    = 8
+	shortestPause = time.Second
 	// The pause after a failed renewal doubles from firstRetry to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = time.Minute
@@ -124,6 +127,13 @@ func (m *Manager) renewDue(ctx context.Context, away *outage) {
 	if failed > 0 {
 		m.cfg.Log.Warn("certificates cannot be renewed; the old ones stay in use until they expire", "failed", failed, "soonest_expiry", m.soonestExpiry(), "error", last)
 	}
+}
+
+// pauseAfter is how long no other SVID is asked for after this one. A signer whose
+// clock is far from ours must not be asked without a pause, and one whose SVIDs
+// live shortly must be asked in time.
+func pauseAfter(s SVID, now time.Time) time.Duration {
+	return min(renewPause, max(shortestPause, s.NotAfter.Sub(now)/pauseShare))
 }
 
 // stopping reports whether Run is about to end.

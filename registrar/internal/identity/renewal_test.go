@@ -59,6 +59,38 @@ func TestRenewAtHalfLife(t *testing.T) {
 	})
 }
 
+// SVIDs that live for seconds are renewed in time, too: at no moment is the one in
+// use past its end.
+func TestRenewShortLived(t *testing.T) {
+	for _, life := range []time.Duration{identity.MinLifetime, 30 * time.Second, 2 * time.Minute} {
+		t.Run(life.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				ca := openCA(t, dir, time.Now)
+				if err := ca.SetLifetime(life); err != nil {
+					t.Fatal(err)
+				}
+				r := start(t, dir, &fakeSigner{ca: ca}, nil)
+				r.ensure(t, account("checkout"))
+				for range 100 {
+					time.Sleep(life / 10)
+					synctest.Wait()
+					leaf := leafOf(t, r.told.svid(account("checkout")))
+					if err := verify(leaf, r.Bundle(), time.Now()); err != nil {
+						t.Fatal(err)
+					}
+					if got := leaf.NotAfter.Sub(leaf.NotBefore); got > life*11/10+time.Second {
+						t.Fatalf("a certificate of %s, want %s and a tenth, in whole seconds", got, life)
+					}
+				}
+				if signed, _ := r.signer.counts(); signed < 10 || signed > 40 {
+					t.Errorf("%d signatures in 10 lives, want about two for each", signed)
+				}
+			})
+		})
+	}
+}
+
 // While the signer is away the old SVID stays, the signer is asked with growing
 // pauses, and soon after its return the SVID is new.
 func TestRenewWhileSignerIsAway(t *testing.T) {

@@ -20,17 +20,21 @@ import (
 const (
 	// rootLifetime of a root; it is followed up at half of it.
 	rootLifetime = 10 * 365 * 24 * time.Hour
-	// svidLifetime of a workload's certificate.
-	svidLifetime = 24 * time.Hour
+	// MaxLifetime of a workload's certificate, and what it is unless it is set.
+	MaxLifetime = 24 * time.Hour
+	// MinLifetime of one: a renewal and its way to Envoy fit into its second half.
+	MinLifetime = 5 * time.Second
 	// backdate is how far in the past a certificate starts, for peers whose clock
-	// is behind ours.
-	backdate = time.Minute
+	// is behind ours; backdateShare of its life for one that lives shortly, as
+	// renewals come at half of the whole.
+	backdate      = time.Minute
+	backdateShare = 10
 	// ripening is how long a new root is only published before it signs, so that
 	// every peer trusts it by then.
 	ripening = 24 * time.Hour
 	// retirement is how long a root stays published after its successor began to
 	// sign: the last SVID below it has expired, with an hour to spare.
-	retirement = svidLifetime + time.Hour
+	retirement = MaxLifetime + time.Hour
 )
 
 // root is one self-signed authority.

@@ -52,7 +52,7 @@ func OpenFileStore(dir string, clock Clock, log *slog.Logger) (*FileStore, error
 	if err != nil {
 		return nil, fmt.Errorf("list stored certificates: %w", err)
 	}
-	oldest := clock().Add(-svidLifetime)
+	oldest := clock().Add(-MaxLifetime)
 	for _, e := range list {
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {

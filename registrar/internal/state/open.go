@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -20,10 +21,16 @@ const (
 	// lockTimeout is how long a registrar waits for the one that it replaces.
 	lockTimeout = time.Second
 	lockRetry   = 20 * time.Millisecond
+	// keptAside is how many damaged files stay, the newest ones: a file that is
+	// damaged at every start must not fill the disk.
+	keptAside = 3
 	// attempts bounds opening: one for the damaged file, one for the fresh one, and
 	// some for a file that another process moves away meanwhile.
 	attempts = 5
 )
+
+// asideMark is what the name of a damaged file has, before the time.
+const asideMark = ".corrupt-"
 
 // ErrLocked says that another process has the file open.
 var ErrLocked = errors.New("another registrar holds it; stop that one, or give this one a state file of its own")
@@ -219,7 +226,7 @@ func (o opener) lockedSize(f *os.File, name string) (int64, error) {
 
 // setAside renames the damaged file; the error says where to, or why it cannot.
 func (o opener) setAside(damage error) error {
-	stamp := o.path + ".corrupt-" + o.now().UTC().Format("20060102T150405Z")
+	stamp := o.path + asideMark + o.now().UTC().Format("20060102T150405Z")
 	aside := stamp
 	for n := 2; ; n++ {
 		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
@@ -230,7 +237,24 @@ func (o opener) setAside(damage error) error {
 	if err := os.Rename(o.path, aside); err != nil {
 		return fmt.Errorf("it is damaged (%w) and cannot be set aside: %w", damage, err)
 	}
+	o.prune()
 	return &damagedError{Recovery{SetAside: aside, Reason: damage.Error()}}
+}
+
+// prune removes the oldest of the files that were set aside.
+func (o opener) prune() {
+	aside, err := filepath.Glob(o.path + asideMark + "*")
+	if err != nil { // the path has a bracket, say
+		return
+	}
+	slices.Sort(aside) // their names begin with the time
+	for _, old := range aside[:max(0, len(aside)-keptAside)] {
+		if err := os.Remove(old); err != nil {
+			o.log.Warn("an old damaged state file stays; remove it", "path", old, "error", err)
+			continue
+		}
+		o.log.Info("removed an old damaged state file; newer ones stay", "path", old)
+	}
 }
 
 // guarded calls fn and makes an error of its panic.

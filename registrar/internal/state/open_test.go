@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -396,6 +397,28 @@ func TestOpenRace(t *testing.T) {
 			}
 			return nil
 		}))
+	}
+}
+
+// A file that is damaged at every start leaves the newest copies, not one for each.
+func TestOldCopiesGo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	var names []string
+	for hour := range 6 {
+		must(t, os.WriteFile(path, fmt.Append(nil, hour), 0o600))
+		o := opener{
+			path: path, log: slog.New(slog.DiscardHandler), lockTimeout: lockRetry,
+			now: func() time.Time { return noon.Add(time.Duration(hour) * time.Hour) },
+		}
+		db, recovery, err := o.open()
+		must(t, err)
+		must(t, db.Close())
+		names = append(names, recovery.SetAside)
+	}
+	got, err := filepath.Glob(path + ".corrupt-*")
+	must(t, err)
+	if !slices.Equal(got, names[3:]) {
+		t.Errorf("%v are left, want the last three of %v", got, names)
 	}
 }
 
