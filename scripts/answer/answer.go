@@ -79,8 +79,9 @@ type GRPC struct {
 type TCP struct {
 	// Banner is the first line that the server sent by itself.
 	Banner string `json:"banner"`
-	// Echo is the line that came back for the one sent.
-	Echo string `json:"echo"`
+	// Echo is the line that came back for the one sent, Lines how many did.
+	Echo  string `json:"echo"`
+	Lines int    `json:"lines"`
 	// Error is how the connection ended when it did not end well.
 	Error string `json:"error,omitempty"`
 	// Millis is the time from the dial to the end.
@@ -100,4 +101,6 @@ type DNS struct {
 	TTL uint32 `json:"ttl"`
 	// Authoritative says who answered: the owner of the name, or a cache.
 	Authoritative bool `json:"authoritative"`
+	// Error says why there was no answer.
+	Error string `json:"error,omitempty"`
 }

@@ -28,7 +28,7 @@ func TestRawTCP(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := answer.TCP{Banner: "hello from payments-1 port 5432", Echo: "hello"}
+			want := answer.TCP{Banner: "hello from payments-1 port 5432", Echo: "hello", Lines: 1}
 			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(answer.TCP{}, "Millis")); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", name, diff)
 			}

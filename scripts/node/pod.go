@@ -74,6 +74,23 @@ type Pod struct {
 // servers. When ADD fails, DEL is run and the namespace removed, as runtimes
 // do, and ADD's error returned; it has a *types.Error of libcni in its tree.
 func (n *Node) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
+	p, err := n.NewPod(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Add(ctx); err != nil {
+		return nil, errors.Join(err, p.Delete(context.WithoutCancel(ctx)))
+	}
+	if err := p.startProcesses(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("add pod %s: %w", spec.Name, err), p.Delete(context.WithoutCancel(ctx)))
+	}
+	return p, nil
+}
+
+// NewPod makes a pod's network namespace and nothing else. The caller runs Add,
+// and Delete whatever became of it; a pod that AddPod did not make has no
+// processes, and programs run in its network namespace with the node's files.
+func (n *Node) NewPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	spec.Namespace = cmp.Or(spec.Namespace, "default")
 	spec.ResolvConf = cmp.Or(spec.ResolvConf, "nameserver "+ResolverIP+"\n")
 	p := &Pod{
@@ -85,24 +102,23 @@ func (n *Node) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 		env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "POD_NAME=" + spec.Name},
 	}
 	p.runtime = p.newRuntimeConf()
-	if err := newNetns(ctx, p.Netns); err != nil {
-		return nil, err
-	}
-	result, err := n.chain.add(ctx, p.runtime)
+	return p, newNetns(ctx, p.Netns)
+}
+
+// Add runs ADD and nothing else: when it fails nothing is undone. The error has
+// a *types.Error of libcni in its tree when the plugin gave one.
+func (p *Pod) Add(ctx context.Context) error {
+	result, err := p.node.chain.add(ctx, p.runtime)
 	if err == nil {
 		p.Result, err = types100.NewResultFromResult(result)
 	}
 	if err != nil {
-		undo := context.WithoutCancel(ctx)
-		return nil, errors.Join(fmt.Errorf("add pod %s: %w", spec.Name, err), n.chain.del(undo, p.runtime), removeNetns(p.Netns))
+		return fmt.Errorf("add pod %s: %w", p.Spec.Name, err)
 	}
-	n.mu.Lock()
-	n.pods = append(n.pods, p)
-	n.mu.Unlock()
-	if err := p.startProcesses(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("add pod %s: %w", spec.Name, err), p.Delete(context.WithoutCancel(ctx)))
-	}
-	return p, nil
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	p.node.pods = append(p.node.pods, p)
+	return nil
 }
 
 func (p *Pod) newRuntimeConf() *libcni.RuntimeConf {
@@ -203,6 +219,9 @@ func (p *Pod) IP() netip.Addr {
 
 // enter is argv as run inside the pod.
 func (p *Pod) enter(argv []string) []string {
+	if p.pause == nil {
+		return append([]string{"nsenter", "--net=" + p.Netns, "--"}, argv...)
+	}
 	return append([]string{"nsenter", "-t", strconv.Itoa(p.PID()), "-n", "-m", "--"}, argv...)
 }
 

@@ -6,6 +6,7 @@
 //	podserver grpc payments.aether.internal:9090
 //	podserver tcp payments.aether.internal:5432 hello
 //	podserver lookup ghost.aether.internal
+//	podserver lookup -every 100ms www.outside.test
 //
 // Every answer names the pod, the server and the port that gave it, so that a
 // request that landed in the wrong place cannot pass for a right one. A client

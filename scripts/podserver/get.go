@@ -20,6 +20,7 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 	requests := flags.Int("n", 1, "number of requests for each URL")
 	workers := flags.Int("c", 1, "number of requests at the same time")
 	duration := flags.Duration("duration", 0, "send for this long instead of -n requests")
+	rate := flags.Float64("rate", 0, "begin so many requests a second, as far as the workers get; 0 is no limit")
 	useH2 := flags.Bool("h2", false, "HTTP/2 with prior knowledge")
 	keepAlive := flags.Bool("keepalive", true, "reuse connections")
 	authority := flags.String("authority", "", "authority to send in place of the URL's")
@@ -33,6 +34,11 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 			urls:      urls,
 			total:     int64(*requests * len(urls)),
 			authority: *authority,
+		}
+		if *rate > 0 {
+			ticker := time.NewTicker(time.Duration(float64(time.Second) / *rate))
+			defer ticker.Stop()
+			l.tick = ticker.C
 		}
 		if *duration > 0 {
 			var cancel context.CancelFunc
@@ -63,6 +69,7 @@ type load struct {
 	urls      []string
 	authority string
 	total     int64
+	tick      <-chan time.Time // one request for each; nil: no limit
 
 	next  atomic.Int64
 	mu    sync.Mutex
@@ -74,7 +81,7 @@ func (l *load) run(ctx context.Context, workers int) answer.Tally {
 	var group sync.WaitGroup
 	for range workers {
 		group.Go(func() {
-			for ctx.Err() == nil {
+			for l.await(ctx) {
 				i := l.next.Add(1) - 1
 				if i >= l.total {
 					return
@@ -89,6 +96,19 @@ func (l *load) run(ctx context.Context, workers int) answer.Tally {
 	}
 	group.Wait()
 	return l.tally
+}
+
+// await waits until the next request may begin; false when there is none any more.
+func (l *load) await(ctx context.Context) bool {
+	if l.tick == nil {
+		return ctx.Err() == nil
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-l.tick:
+		return true
+	}
 }
 
 func (l *load) count(got string, took time.Duration) {

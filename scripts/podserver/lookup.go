@@ -20,6 +20,7 @@ func lookupCommand(flags *flag.FlagSet) func(context.Context, []string, io.Write
 	kind := flags.String("type", "A", "record type")
 	network := flags.String("network", "udp", "udp or tcp")
 	timeout := flags.Duration("timeout", 5*time.Second, "time for the query")
+	every := flags.Duration("every", 0, "ask again and again with this pause, through one socket, and print a line for each")
 	config := flags.String("resolv-conf", "/etc/resolv.conf", "where the resolver's address is")
 	return func(ctx context.Context, args []string, stdout io.Writer) error {
 		if len(args) != 1 {
@@ -40,11 +41,48 @@ func lookupCommand(flags *flag.FlagSet) func(context.Context, []string, io.Write
 		msg.SetQuestion(dns.Fqdn(args[0]), qtype)
 		client := &dns.Client{Net: *network, Timeout: *timeout}
 		server := net.JoinHostPort(resolver.Servers[0], resolver.Port)
+		if *every > 0 {
+			conn, err := client.DialContext(ctx, server)
+			if err != nil {
+				return fmt.Errorf("open a socket to %s: %w", server, err)
+			}
+			defer conn.Close()
+			return lookupEvery(ctx, *every, func() (*dns.Msg, error) {
+				msg.Id = dns.Id()
+				resp, _, err := client.ExchangeWithConnContext(ctx, msg, conn)
+				return resp, err
+			}, func(got answer.DNS) error {
+				got.Name, got.Type = args[0], *kind
+				return printJSON(stdout, got)
+			})
+		}
 		resp, _, err := client.ExchangeContext(ctx, msg, server)
 		if err != nil {
 			return fmt.Errorf("ask %s for %s: %w", server, args[0], err)
 		}
 		return printJSON(stdout, newDNSAnswer(args[0], *kind, resp))
+	}
+}
+
+// lookupEvery asks until ctx ends; a query that fails costs nothing but its line.
+func lookupEvery(ctx context.Context, pause time.Duration, ask func() (*dns.Msg, error), say func(answer.DNS) error) error {
+	ticker := time.NewTicker(pause)
+	defer ticker.Stop()
+	for {
+		got := answer.DNS{Addresses: []string{}}
+		if resp, err := ask(); err != nil {
+			got.Error = err.Error()
+		} else {
+			got = newDNSAnswer("", "", resp)
+		}
+		if err := say(got); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
 	}
 }
 

@@ -45,10 +45,12 @@ func serveTCP(ctx context.Context, log *slog.Logger, listener net.Listener, from
 }
 
 // tcpCommand dials, reads the banner, sends a line and reads it back.
+// With -duration it goes on sending lines and reading them back for so long.
 // With -client-first it speaks before it reads, as an HTTP client would.
 func tcpCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) error {
 	timeout := flags.Duration("timeout", 10*time.Second, "time for the whole exchange")
 	first := flags.Bool("client-first", false, "send the line before the banner is read")
+	duration := flags.Duration("duration", 0, "go on with the same connection for this long, beyond -timeout")
 	return func(ctx context.Context, args []string, stdout io.Writer) error {
 		if len(args) < 1 || len(args) > 2 {
 			return usageError{errors.New("tcp: want host:port [line]")}
@@ -66,17 +68,21 @@ func tcpCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 			return fmt.Errorf("dial %s: %w", args[0], err)
 		}
 		defer conn.Close()
-		if err := conn.SetDeadline(begin.Add(*timeout)); err != nil {
+		if err := conn.SetDeadline(begin.Add(*timeout + *duration)); err != nil {
 			return fmt.Errorf("set the deadline of %s: %w", args[0], err)
 		}
-		got := exchange(conn, line, *first)
+		got := exchange(conn, line, *first, begin.Add(*duration))
 		got.Millis = time.Since(begin).Milliseconds()
 		return printJSON(stdout, got)
 	}
 }
 
-// exchange speaks the protocol of serveTCP and keeps how far it came.
-func exchange(conn net.Conn, line string, clientFirst bool) (got answer.TCP) {
+// linePause is between two lines of a connection that goes on.
+const linePause = 20 * time.Millisecond
+
+// exchange speaks the protocol of serveTCP at least once, until end, and keeps how
+// far it came.
+func exchange(conn net.Conn, line string, clientFirst bool, end time.Time) (got answer.TCP) {
 	reader := bufio.NewReader(conn)
 	send := func() error {
 		_, err := io.WriteString(conn, line+"\n")
@@ -93,11 +99,18 @@ func exchange(conn net.Conn, line string, clientFirst bool) (got answer.TCP) {
 	if clientFirst {
 		steps[0], steps[1] = steps[1], steps[0]
 	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			got.Error = err.Error()
+	for {
+		for _, step := range steps {
+			if err := step(); err != nil {
+				got.Error = err.Error()
+				return got
+			}
+		}
+		got.Lines++
+		if !time.Now().Before(end) {
 			return got
 		}
+		time.Sleep(linePause)
+		steps = []func() error{send, read(&got.Echo)}
 	}
-	return got
 }
