@@ -68,6 +68,10 @@ type Backend interface {
 	// withdraws it; ErrStale if the stored one is higher (a stale DEL). An unknown
 	// UID is no error, and the generation is remembered.
 	Withdraw(ctx context.Context, uid string, generation uint64) error
+	// Retain withdraws the records of this node's pods that are not among uids: what
+	// a crash left behind. Call it once, when it is known which pods are attached; a
+	// record of another node is never touched.
+	Retain(ctx context.Context, uids []string) error
 	// Watch calls sink, one call at a time, with an Upsert for every record, then
 	// one Complete, then every change. What changes again before the sink got it
 	// is delivered once, in its latest state; a deletion is delivered unless the

@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,8 +19,8 @@ import (
 )
 
 const (
-	// linger is how long a change waits for others that share its write to disk.
-	linger = 20 * time.Millisecond
+	// defaultLinger is how long a change waits for others that share its write to disk.
+	defaultLinger = 20 * time.Millisecond
 	// minRetry and maxRetry bound the pause after a failed write.
 	minRetry = time.Second
 	maxRetry = 30 * time.Second
@@ -27,9 +28,14 @@ const (
 
 // Options is what a Backend is made of.
 type Options struct {
-	// DB is the state file. The backend owns the buckets "endpoints" and
-	// "endpoints.corrupt" in it and does not close it.
+	// DB is the state file. The backend owns the bucket, and the one of the same
+	// name with ".corrupt" behind it, and does not close the file.
 	DB *bbolt.DB
+	// Bucket is the bucket's name; empty is DefaultBucket.
+	Bucket string
+	// Linger is how long a change waits for others that share its write to disk,
+	// which is what a crash may lose; 0 is 20 ms.
+	Linger time.Duration
 	// MeshName returns a service's mesh name, which goes into the stored record;
 	// the projection gives it.
 	MeshName func(model.ServiceKey) string
@@ -40,6 +46,8 @@ type Options struct {
 // Backend implements registry.Backend. It is safe for concurrent use.
 type Backend struct {
 	db       *bbolt.DB
+	bucket   string
+	linger   time.Duration
 	meshName func(model.ServiceKey) string
 	log      *slog.Logger
 	table    *registry.Table
@@ -50,6 +58,10 @@ type Backend struct {
 	closed, done chan struct{}
 	closing      sync.Once
 	lastSave     error // of Close; written within closing
+
+	// saving is held over one write to disk, and taken before mu: whoever has it
+	// knows that nothing is on its way.
+	saving sync.Mutex
 
 	mu sync.Mutex // guards what follows, and keeps unsaved in step with table
 	// unsaved has what the file does not have yet: the stored form of a record,
@@ -89,6 +101,7 @@ func Open(o Options) (*Backend, error) {
 func newBackend(o Options) *Backend {
 	return &Backend{
 		db: o.DB, meshName: o.MeshName, log: o.Log,
+		bucket: cmp.Or(o.Bucket, DefaultBucket), linger: cmp.Or(o.Linger, defaultLinger),
 		table:  registry.NewTable(),
 		wake:   make(chan struct{}, 1),
 		closed: make(chan struct{}), done: make(chan struct{}),
@@ -164,8 +177,30 @@ func (b *Backend) Watch(ctx context.Context, sink func(registry.Event)) error {
 	return err
 }
 
-// Snapshot returns copies of all records, ordered by UID: for status, and for
-// finding at start the records of pods that are gone.
+// Retain implements registry.Backend: every record is of this machine.
+func (b *Backend) Retain(ctx context.Context, uids []string) error {
+	keep := make(map[string]struct{}, len(uids))
+	for _, uid := range uids {
+		keep[uid] = struct{}{}
+	}
+	for _, ep := range b.Snapshot() {
+		if _, ok := keep[ep.UID]; ok {
+			continue
+		}
+		if err := b.Withdraw(ctx, ep.UID, ep.Generation); err == nil {
+			b.log.Warn("endpoint of a pod that is not attached is withdrawn", "uid", ep.UID, "pod", ep.PodName)
+		} else if !errors.Is(err, registry.ErrStale) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Flush writes what is unsaved now to disk; when it returns nil, everything that
+// was published or withdrawn before the call is there.
+func (b *Backend) Flush() error { return b.save() }
+
+// Snapshot returns copies of all records, ordered by UID.
 func (b *Backend) Snapshot() []model.Endpoint { return b.table.Snapshot() }
 
 // Stats returns the numbers of this moment.

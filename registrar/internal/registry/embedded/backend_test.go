@@ -108,6 +108,57 @@ func TestSurvivesRestart(t *testing.T) {
 	}
 }
 
+// Records of pods that are not attached any more are withdrawn, for good, and those
+// of attached ones stay as they are (contract 4.8).
+func TestRetain(t *testing.T) {
+	db := database(t, filepath.Join(t.TempDir(), "state.db"))
+	first, _ := backend(t, db)
+	for _, uid := range []string{"ghost", "a", "b"} {
+		must(t, first.Publish(t.Context(), endpoint(uid, 4)))
+	}
+	must(t, first.Retain(t.Context(), []string{"b", "never seen", "a"}))
+	if d := diff([]model.Endpoint{endpoint("a", 4), endpoint("b", 4)}, first.Snapshot()); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	if err := first.Publish(t.Context(), endpoint("ghost", 4)); !errors.Is(err, registry.ErrStale) {
+		t.Errorf("the ghost comes back: %v", err)
+	}
+	must(t, first.Close())
+	if again, _ := backend(t, db); len(again.Snapshot()) != 2 {
+		t.Errorf("after a restart: %+v", again.Snapshot())
+	}
+}
+
+// Flush returns when what was published is in the file, also when a write was
+// under way; backends with buckets of their own do not see each other's records.
+func TestFlush(t *testing.T) {
+	db := database(t, filepath.Join(t.TempDir(), "state.db"))
+	open := func(bucket string) *Backend {
+		b, err := Open(Options{
+			DB: db, Bucket: bucket, Linger: time.Hour, Log: slog.New(slog.DiscardHandler),
+			MeshName: func(model.ServiceKey) string { return "" },
+		})
+		must(t, err)
+		t.Cleanup(func() { _ = b.Close() })
+		return b
+	}
+	one, other := open("one"), open("other")
+	for i := range 50 {
+		uid := fmt.Sprint(i)
+		must(t, one.Publish(t.Context(), endpoint(uid, 1)))
+		must(t, one.Flush())
+		must(t, db.View(func(tx *bbolt.Tx) error {
+			if tx.Bucket([]byte("one")).Get([]byte(uid)) == nil {
+				t.Errorf("%s is not in the file", uid)
+			}
+			return nil
+		}))
+	}
+	if n := len(open("one").Snapshot()); n != 50 || len(other.Snapshot()) != 0 || len(open("other").Snapshot()) != 0 {
+		t.Errorf("%d of 50 are in the file; of the other bucket %d", n, len(other.Snapshot()))
+	}
+}
+
 // The stored form is the record of contract 3 under its UID, byte for byte the same
 // for the same record (I5).
 func TestStoredForm(t *testing.T) {
@@ -185,7 +236,7 @@ func TestBatches(t *testing.T) {
 		for g := range uint64(500) {
 			must(t, b.Publish(t.Context(), endpoint(fmt.Sprint(g%50), g+1)))
 		}
-		time.Sleep(10 * linger)
+		time.Sleep(10 * defaultLinger)
 		synctest.Wait()
 		if s := b.Stats(); s != (Stats{Records: 50}) {
 			t.Errorf("%+v", s)
@@ -231,7 +282,7 @@ func TestCorruptRecords(t *testing.T) {
 	must(t, first.Close())
 	bad := map[string][]byte{"empty": {}, "rubbish": []byte("\xff\xff\xff\xff"), "meaningless": []byte("\x0a\x03abc")}
 	must(t, db.Update(func(tx *bbolt.Tx) error {
-		bucket := tx.Bucket([]byte(bucketEndpoints))
+		bucket := tx.Bucket([]byte(DefaultBucket))
 		for uid, value := range bad {
 			must(t, bucket.Put([]byte(uid), value))
 		}
@@ -245,7 +296,7 @@ func TestCorruptRecords(t *testing.T) {
 	if d := diff(want, second.Snapshot()); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
-	for _, text := range []string{"uid=empty", "uid=rubbish", "uid=meaningless", `level=WARN msg="part of a stored endpoint cannot be used" uid=newer`, bucketCorrupt} {
+	for _, text := range []string{"uid=empty", "uid=rubbish", "uid=meaningless", `level=WARN msg="part of a stored endpoint cannot be used" uid=newer`, DefaultBucket + corruptSuffix} {
 		if !strings.Contains(logged.String(), text) {
 			t.Errorf("the log does not say %q:\n%s", text, logged)
 		}
@@ -256,7 +307,7 @@ func TestCorruptRecords(t *testing.T) {
 	must(t, second.Close())
 	must(t, db.View(func(tx *bbolt.Tx) error {
 		for uid, value := range bad {
-			if kept := tx.Bucket([]byte(bucketCorrupt)).Get([]byte(uid)); !bytes.Equal(kept, value) || kept == nil {
+			if kept := tx.Bucket([]byte(DefaultBucket + corruptSuffix)).Get([]byte(uid)); !bytes.Equal(kept, value) || kept == nil {
 				t.Errorf("%s was kept as %q", uid, kept)
 			}
 		}
@@ -489,7 +540,7 @@ func interleave(t *testing.T, db *bbolt.DB, seed uint64) {
 	}
 	stored := map[string]model.Endpoint{}
 	must(t, db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket([]byte(bucketEndpoints)).ForEach(func(key, value []byte) error {
+		return tx.Bucket([]byte(DefaultBucket)).ForEach(func(key, value []byte) error {
 			ep, _, err := decode(string(key), value)
 			stored[string(key)] = ep
 			return err

@@ -14,17 +14,18 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/registry"
 )
 
-// The buckets: key UID, value the protobuf of a ServiceEndpoint.
-const (
-	bucketEndpoints = "endpoints"
-	bucketCorrupt   = "endpoints.corrupt"
-)
+// DefaultBucket is the bucket of the records: key UID, value the protobuf of a
+// ServiceEndpoint.
+const DefaultBucket = "endpoints"
+
+// corruptSuffix makes the name of the bucket of those that cannot be read.
+const corruptSuffix = ".corrupt"
 
 // write saves what is unsaved until the backend is closed. It is the one goroutine
 // that writes the buckets, until Close does so after its end.
 func (b *Backend) write() {
 	defer close(b.done)
-	pause := linger
+	pause := b.linger
 	for {
 		select {
 		case <-b.closed:
@@ -39,7 +40,7 @@ func (b *Backend) write() {
 		case <-timer.C:
 		}
 		if b.save() == nil {
-			pause = linger
+			pause = b.linger
 			continue
 		}
 		pause = min(max(2*pause, minRetry), maxRetry)
@@ -50,6 +51,8 @@ func (b *Backend) write() {
 // save writes everything that is unsaved now in one transaction. What could not be
 // written stays unsaved, unless it changed again meanwhile.
 func (b *Backend) save() error {
+	b.saving.Lock()
+	defer b.saving.Unlock()
 	b.mu.Lock()
 	batch := b.unsaved
 	b.unsaved = make(map[string][]byte)
@@ -86,7 +89,7 @@ func (b *Backend) save() error {
 // then on. The restart sets the file aside (package state) and rebuilds it.
 func (b *Backend) store(batch map[string][]byte) error {
 	return b.db.Update(func(tx *bbolt.Tx) error {
-		bucket, err := tx.CreateBucketIfNotExists([]byte(bucketEndpoints))
+		bucket, err := tx.CreateBucketIfNotExists([]byte(b.bucket))
 		if err != nil {
 			return err
 		}
@@ -108,7 +111,7 @@ func (b *Backend) store(batch map[string][]byte) error {
 func (b *Backend) load() error {
 	corrupt := make(map[string][]byte)
 	err := b.db.View(func(tx *bbolt.Tx) error {
-		bucket := tx.Bucket([]byte(bucketEndpoints))
+		bucket := tx.Bucket([]byte(b.bucket))
 		if bucket == nil {
 			return nil
 		}
@@ -119,7 +122,7 @@ func (b *Backend) load() error {
 				err = b.table.Upsert(ep)
 			}
 			if err != nil {
-				b.log.Error("stored endpoint cannot be read; it is set aside", "path", b.db.Path(), "uid", uid, "bucket", bucketCorrupt, "error", err)
+				b.log.Error("stored endpoint cannot be read; it is set aside", "path", b.db.Path(), "uid", uid, "bucket", b.bucket+corruptSuffix, "error", err)
 				corrupt[uid] = slices.Clone(value)
 			}
 			for _, what := range leftOut {
@@ -155,7 +158,7 @@ func (b *Backend) setAside(corrupt map[string][]byte) {
 		return
 	}
 	err := b.db.Update(func(tx *bbolt.Tx) error {
-		aside, err := tx.CreateBucketIfNotExists([]byte(bucketCorrupt))
+		aside, err := tx.CreateBucketIfNotExists([]byte(b.bucket + corruptSuffix))
 		if err != nil {
 			return err
 		}
@@ -163,7 +166,7 @@ func (b *Backend) setAside(corrupt map[string][]byte) {
 			if err := aside.Put([]byte(uid), corrupt[uid]); err != nil {
 				return err
 			}
-			if err := tx.Bucket([]byte(bucketEndpoints)).Delete([]byte(uid)); err != nil {
+			if err := tx.Bucket([]byte(b.bucket)).Delete([]byte(uid)); err != nil {
 				return err
 			}
 		}
