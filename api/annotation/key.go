@@ -46,19 +46,21 @@ func known(key string) bool {
 	return strings.HasPrefix(key, KeyMetadataPrefix)
 }
 
-// unknown returns the keys under aether.io or any name below it that Parse does
-// not look at, sorted: spelling mistakes such as endpoint.aether.io/prots or
-// endpoints.aether.io/port (CNI-46). The prefix may be in capitals, as Kubernetes
-// allows it.
+// Own reports whether key lies under aether.io or a name below it: all that a
+// source of pods has to keep. The prefix may be in capitals, as Kubernetes allows
+// it.
+func Own(key string) bool {
+	prefix, _, ok := strings.Cut(key, "/")
+	prefix = strings.ToLower(prefix)
+	return ok && (prefix == ownDomain || strings.HasSuffix(prefix, "."+ownDomain))
+}
+
+// unknown returns the own keys that Parse does not look at, sorted: spelling
+// mistakes such as endpoint.aether.io/prots or endpoints.aether.io/port (CNI-46).
 func unknown(annotations map[string]string) []string {
 	var keys []string
 	for key := range annotations {
-		prefix, _, ok := strings.Cut(key, "/")
-		if !ok || known(key) {
-			continue
-		}
-		prefix = strings.ToLower(prefix)
-		if prefix == ownDomain || strings.HasSuffix(prefix, "."+ownDomain) {
+		if Own(key) && !known(key) {
 			keys = append(keys, key)
 		}
 	}

@@ -1,0 +1,122 @@
+package podsource
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/portolan-mesh/portolan/api/annotation"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// mirrorAnnotation is on the API object of a static pod; its value is the UID that
+// the kubelet and the runtime know the pod by.
+const mirrorAnnotation = corev1.MirrorPodAnnotationKey
+
+// pod is what is kept of one API object.
+type pod struct {
+	workload model.Workload
+	// word of the pod's own label; the namespace's counts when it is Unset.
+	word    annotation.Managed
+	problem string
+	created time.Time
+	// gone: its object was deleted; the sink has to be told.
+	gone bool
+}
+
+// trim is the informers' transform: nothing but what podOf reads stays in memory.
+func trim(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Pod:
+		return trimPod(o), nil
+	case *metav1.PartialObjectMetadata:
+		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, ResourceVersion: o.ResourceVersion, Labels: managedOnly(o.Labels)}
+		return o, nil
+	}
+	return obj, nil
+}
+
+func trimPod(p *corev1.Pod) *corev1.Pod {
+	out := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+			CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp, Labels: managedOnly(p.Labels),
+		},
+		Spec:   corev1.PodSpec{ServiceAccountName: p.Spec.ServiceAccountName, HostNetwork: p.Spec.HostNetwork},
+		Status: corev1.PodStatus{Phase: p.Status.Phase},
+	}
+	for key, value := range p.Annotations {
+		if annotation.Own(key) || key == mirrorAnnotation {
+			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, value)
+		}
+	}
+	out.Status.Conditions = slices.DeleteFunc(slices.Clone(p.Status.Conditions), func(c corev1.PodCondition) bool { return c.Type != corev1.PodReady })
+	return out
+}
+
+func managedOnly(labels map[string]string) map[string]string {
+	if value, ok := labels[annotation.KeyManaged]; ok {
+		return map[string]string{annotation.KeyManaged: value}
+	}
+	return nil
+}
+
+// podOf reads an API object.
+func podOf(p *corev1.Pod) pod {
+	out := pod{created: p.CreationTimestamp.Time}
+	out.word, out.problem = labelWord("pod", p.Labels)
+	w := &out.workload
+	*w = model.Workload{
+		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), ObjectUID: string(p.UID),
+		Account: p.Spec.ServiceAccountName, HostNetwork: p.Spec.HostNetwork,
+		Ready: ready(p), Ending: ending(p),
+	}
+	if w.Account == "" {
+		w.Account = "default" // as the API server fills it in
+	}
+	for key, value := range p.Annotations {
+		switch {
+		case key == mirrorAnnotation:
+			w.UID = value
+		case annotation.Own(key):
+			if w.Annotations == nil {
+				w.Annotations = map[string]string{}
+			}
+			w.Annotations[key] = value
+		}
+	}
+	return out
+}
+
+// labelWord reads the label aether.io/managed of an object of that kind.
+func labelWord(kind string, labels map[string]string) (word annotation.Managed, problem string) {
+	value, ok := labels[annotation.KeyManaged]
+	if !ok {
+		return annotation.Unset, ""
+	}
+	word, err := annotation.ParseManaged(value)
+	if bad, ok := errors.AsType[*annotation.Error](err); ok {
+		return annotation.Unset, fmt.Sprintf("label of the %s: %s", kind, bad)
+	}
+	return word, ""
+}
+
+func ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func ending(p *corev1.Pod) model.Ending {
+	switch {
+	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
+		return model.Finished
+	case p.DeletionTimestamp != nil:
+		return model.Terminating
+	}
+	return model.Living
+}
