@@ -22,8 +22,11 @@ const (
 	// clients connect long before their first request, so it is not shorter.
 	sniffTimeout = 15 * time.Second
 	// tcpAttempts bounds how many endpoints a TCP connection tries. Nothing of the
-	// client's bytes is sent before one of them accepts the handshake.
-	tcpAttempts = 3
+	// client's bytes is sent before one of them accepts the handshake. The proxy cannot
+	// leave out the endpoints that it tried, and with many connections at once the
+	// balancer may pick a stale one again and again: of two endpoints one being stale,
+	// three attempts failed one connection in fifty.
+	tcpAttempts = hostPicks
 
 	httpInspector  = "envoy.filters.listener.http_inspector"
 	originalDst    = "envoy.filters.listener.original_dst"
