@@ -52,6 +52,8 @@ type Options struct {
 	CNIVersion string
 	// Plugin are keys to add to portolan's entry of the conflist.
 	Plugin map[string]any
+	// Relay puts a Relay between Envoy and the registrar.
+	Relay bool
 }
 
 // Node is a running node. Safe for concurrent use.
@@ -64,6 +66,8 @@ type Node struct {
 	Envoy *Process
 	// Outside is the world outside the mesh.
 	Outside *Outside
+	// Relay is nil unless Options asked for one.
+	Relay *Relay
 
 	options Options
 	chain   *chain
@@ -153,6 +157,11 @@ func (n *Node) start(ctx context.Context) error {
 	if n.Outside, err = startOutside(ctx); err != nil {
 		return err
 	}
+	if n.options.Relay {
+		if n.Relay, err = startRelay(); err != nil {
+			return err
+		}
+	}
 	if err := n.StartRegistrar(ctx); err != nil {
 		return err
 	}
@@ -188,7 +197,11 @@ func (n *Node) StartEnvoy(ctx context.Context) error {
 	if err := os.MkdirAll(envoyDir, 0o755); err != nil {
 		return fmt.Errorf("make %s: %w", envoyDir, err)
 	}
-	bootstrap, err := output(ctx, n.Binary("registrar"), "bootstrap", "--admin-path", adminPath)
+	socket := xdsPath
+	if n.Relay != nil {
+		socket = relayPath
+	}
+	bootstrap, err := output(ctx, n.Binary("registrar"), "bootstrap", "--admin-path", adminPath, "--xds-socket", socket)
 	if err != nil {
 		return err
 	}
@@ -238,7 +251,11 @@ func (n *Node) Close(ctx context.Context) error {
 	for _, p := range n.Pods() {
 		errs = append(errs, p.Delete(ctx))
 	}
-	errs = append(errs, n.Envoy.Stop(ctx), n.DNS.Stop(ctx), n.Registrar.Stop(ctx))
+	errs = append(errs, n.Envoy.Stop(ctx))
+	if n.Relay != nil {
+		errs = append(errs, n.Relay.close())
+	}
+	errs = append(errs, n.DNS.Stop(ctx), n.Registrar.Stop(ctx))
 	if n.Outside != nil {
 		errs = append(errs, n.Outside.close())
 	}

@@ -30,6 +30,9 @@ type PodSpec struct {
 	Name string
 	// Namespace is "default" when empty.
 	Namespace string
+	// IP is the IPv4 address to ask the chain for, such as one that another pod
+	// had; the zero address takes the next one.
+	IP netip.Addr
 	// Annotations are passed by the runtime capability.
 	Annotations map[string]string
 	// HideAnnotations makes the runtime one that passes no annotations at all.
@@ -133,6 +136,9 @@ func (p *Pod) newRuntimeConf() *libcni.RuntimeConf {
 			{"K8S_POD_INFRA_CONTAINER_ID", p.ContainerID},
 			{"K8S_POD_UID", randomHex(16)},
 		},
+	}
+	if p.Spec.IP.IsValid() {
+		rt.Args = append(rt.Args, [2]string{"IP", p.Spec.IP.String()})
 	}
 	if !p.Spec.HideAnnotations {
 		annotations := p.Spec.Annotations
