@@ -164,6 +164,7 @@ func (a *attaching) pin() error {
 	if err := a.plugin.writeNote(a.conf.NetnsDir, &cniv1.Note{What: &cniv1.Note_Attached{Attached: a.request}}); err != nil {
 		return fmt.Errorf("%w: %w", errNotPinned, err)
 	}
+	failpoint("noted")
 	if _, err := pin.Pin(a.conf.NetnsDir, base, a.netns); err != nil {
 		return fmt.Errorf("%w: %w", errNotPinned, err)
 	}

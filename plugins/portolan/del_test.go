@@ -264,7 +264,7 @@ func TestDelReleasesNetns(t *testing.T) {
 // CNI-48: the plugin is killed at each step of ADD; the DEL that the runtime
 // sends leaves nothing, and the plugin before us is deleted.
 func TestKilledInAdd(t *testing.T) {
-	for _, point := range []string{"pinned", "decided", "proven", "print"} {
+	for _, point := range []string{"noted", "pinned", "decided", "proven", "print"} {
 		t.Run(point, func(t *testing.T) {
 			n := newNode(t, meshed())
 			n.path = bin.failpoints
@@ -275,7 +275,11 @@ func TestKilledInAdd(t *testing.T) {
 				t.Fatalf("ADD = %v, want a killed plugin", err)
 			}
 			t.Setenv("PORTOLAN_FAILPOINT", "")
-			n.wantFiles(n.netnsDir, "c1-eth0", "c1-eth0.attached.json")
+			left := []string{"c1-eth0", "c1-eth0.attached.json"}
+			if point == "noted" {
+				left = left[1:]
+			}
+			n.wantFiles(n.netnsDir, left...)
 			if err := n.del(rt); err != nil {
 				t.Fatal(err)
 			}
