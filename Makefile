@@ -10,6 +10,8 @@ BIN     := $(CURDIR)/bin
 override ENVOY := $(or $(ENVOY),$(BIN)/envoy)
 # Non-empty: the demo stays until Ctrl-C.
 KEEP    ?=
+# How many nodes lab-up makes.
+NODES   ?= 2
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/portolan-mesh/portolan/registrar/internal/app.Version=$(VERSION)'
 # Directories of the packages that have benchmarks.
@@ -36,9 +38,36 @@ demo: root build run-tools ## show the mesh on this machine (KEEP=1 leaves it ru
 .PHONY: test
 test: root build run-tools ## run every test: unit, network namespaces, real Envoy, end to end
 	@scripts/tools/packages.sh openssl nft gcc
+	@scripts/lab/build.sh hyperkube
 	$(STATIC) -o $(BIN)/ ./scripts/podserver
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -p 2 -timeout 10m $$(go list ./... | grep -v /scripts/e2e)
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -timeout 10m -count 1 ./scripts/e2e
+
+.PHONY: lab-build
+lab-build: $(BIN)/cni/bridge ## build the lab: Kubernetes, containerd, CoreDNS (ten minutes the first time)
+	@scripts/tools/packages.sh runc openssl nft sysctl ip mount nsenter unshare curl
+	@scripts/lab/build.sh
+
+.PHONY: lab-up
+lab-up: root lab-build ## start a real Kubernetes of NODES nodes (2); see scripts/lab
+	@scripts/lab/lab.sh up $(NODES)
+
+.PHONY: lab-images
+lab-images: root build run-tools ## put our programs, Envoy and podserver on the nodes, as images
+	@$(STATIC) -o $(BIN)/ ./scripts/podserver
+	@scripts/lab/lab.sh load portolan/registrar:lab $(BIN)/registrar $(BIN)/portolan
+	@scripts/lab/lab.sh load portolan/envoy:lab $(ENVOY)
+	@scripts/lab/lab.sh load portolan/podserver:lab $(BIN)/podserver
+
+.PHONY: lab-down
+lab-down: root ## take the lab down
+	@scripts/lab/lab.sh down
+
+.PHONY: lab-check
+lab-check: export LAB := /tmp/portolan-lab-check
+lab-check: root lab-build ## check the lab itself, in one of its own
+	@scripts/lab/lab.sh up 2
+	@trap 'scripts/lab/lab.sh down' EXIT; scripts/lab/check.sh down
 
 .PHONY: bench
 bench: ## run the benchmarks

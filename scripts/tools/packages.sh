@@ -17,7 +17,8 @@ package() {
     nsenter | unshare) echo util-linux ;;
     pip) echo python3-pip ;;
     gcc) echo gcc libc6-dev ;;
-    *) echo "$1" ;; # curl, git, openssl, mount
+    sysctl) echo procps ;;
+    *) echo "$1" ;; # curl, git, openssl, mount, runc
   esac
 }
 
