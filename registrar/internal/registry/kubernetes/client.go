@@ -1,0 +1,96 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
+)
+
+const (
+	// fieldManager owns the fields of our objects in server-side apply.
+	fieldManager = "portolan-registrar"
+	// callTimeout bounds one write (MESH-34).
+	callTimeout = 10 * time.Second
+)
+
+// client speaks to the API server about ServiceEndpoints.
+type client struct {
+	rest  *rest.RESTClient
+	http  *http.Client
+	codec runtime.ParameterCodec
+}
+
+// newClient makes a client of its own from config, which it does not change.
+func newClient(config *rest.Config) (*client, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // a failure's Status
+	config = rest.CopyConfig(config)
+	gv := v1alpha1.GroupVersion()
+	config.GroupVersion = &gv
+	config.APIPath = "/apis"
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	// The writers are few and the server has its own priorities: no limit here.
+	config.QPS = -1
+	config.UserAgent = rest.DefaultKubernetesUserAgent()
+	httpClient, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API at %s: %w", config.Host, err)
+	}
+	restClient, err := rest.RESTClientForConfigAndClient(config, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API at %s: %w", config.Host, err)
+	}
+	return &client{rest: restClient, http: httpClient, codec: runtime.NewParameterCodec(scheme)}, nil
+}
+
+func (c *client) close() { c.http.CloseIdleConnections() }
+
+func (c *client) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	list := &v1alpha1.ServiceEndpointList{}
+	err := c.rest.Get().Resource(v1alpha1.Resource).VersionedParams(&o, c.codec).Do(ctx).Into(list)
+	return list, err
+}
+
+func (c *client) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	o.Watch = true
+	return c.rest.Get().Resource(v1alpha1.Resource).VersionedParams(&o, c.codec).Watch(ctx)
+}
+
+// apply makes the object what it is here, whatever it was; it returns what the
+// server has then.
+func (c *client) apply(ctx context.Context, object *v1alpha1.ServiceEndpoint) (*v1alpha1.ServiceEndpoint, error) {
+	body, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	force := true
+	result := &v1alpha1.ServiceEndpoint{}
+	err = c.rest.Patch(types.ApplyPatchType).Namespace(object.Namespace).Resource(v1alpha1.Resource).Name(object.Name).
+		VersionedParams(&metav1.PatchOptions{FieldManager: fieldManager, Force: &force}, c.codec).Body(body).Do(ctx).Into(result)
+	return result, err
+}
+
+// delete takes this very object away: one of the same name that was made since stays.
+func (c *client) delete(ctx context.Context, key types.NamespacedName, uid types.UID) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return c.rest.Delete().Namespace(key.Namespace).Resource(v1alpha1.Resource).Name(key.Name).
+		Body(&metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))}).Do(ctx).Error()
+}

@@ -1,0 +1,137 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
+)
+
+// The labels of portolan_registry_api_writes_total.
+const (
+	verbApply     = "apply"
+	verbDelete    = "delete"
+	resultOK      = "ok"
+	resultFailed  = "failed"
+	resultRefused = "refused"
+)
+
+// write makes the API server have what it should, one object at a time, until the
+// queue is shut down. The queue gives one object to one writer only, so its writes
+// are in order; what changes meanwhile is written next, in its newest state.
+func (b *Backend) write(ctx context.Context) {
+	for {
+		key, closed := b.queue.Get()
+		if closed {
+			return
+		}
+		b.writeObject(ctx, key)
+		b.queue.Done(key)
+	}
+}
+
+func (b *Backend) writeObject(ctx context.Context, key types.NamespacedName) {
+	b.mu.Lock()
+	o := b.own[key]
+	switch {
+	case ctx.Err() != nil, o == nil, o.refused:
+		b.mu.Unlock()
+	case o.want != nil:
+		object, differs := b.target(o)
+		generation := o.want.Generation
+		b.mu.Unlock()
+		if differs {
+			result, err := b.client.apply(ctx, object)
+			b.applied(ctx, key, generation, result, err)
+			return
+		}
+	case o.gone && o.have != nil:
+		uid := o.have.UID
+		b.mu.Unlock()
+		b.deleted(ctx, key, uid, b.client.delete(ctx, key, uid))
+		return
+	case o.gone && o.deleted == "":
+		// Nothing there. Should a write that seemed to fail have got through, the
+		// watch tells of it, and it is a ghost.
+		b.forget(key)
+		b.mu.Unlock()
+	default:
+		b.mu.Unlock()
+	}
+	b.queue.Forget(key)
+}
+
+// applied takes the result of a write of the record of this generation.
+func (b *Backend) applied(ctx context.Context, key types.NamespacedName, generation uint64, result *v1alpha1.ServiceEndpoint, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	o := b.own[key]
+	current := o != nil && o.want != nil && o.want.Generation == generation
+	switch {
+	case err == nil:
+		b.succeeded(key, verbApply)
+		b.ownSeen(key, result) //nolint:contextcheck // the local table follows, also at the end
+		if current && b.pending(o) && o.have.ResourceVersion == result.ResourceVersion {
+			o.refused = true
+			b.log.Error("the Kubernetes API changes what is written to it: does an admission webhook match ServiceEndpoints?", "object", key.String())
+		}
+	case final(err):
+		b.metrics.writes.WithLabelValues(verbApply, resultRefused).Inc()
+		b.queue.Forget(key)
+		if current {
+			o.refused = true
+			b.log.Error("the Kubernetes API refuses a ServiceEndpoint for good", "object", key.String(), "error", err)
+		}
+	default:
+		b.failed(ctx, key, verbApply, err)
+	}
+}
+
+// deleted takes the result of a deletion of the object with this UID.
+func (b *Backend) deleted(ctx context.Context, key types.NamespacedName, uid types.UID, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err != nil && !apierrors.IsNotFound(err) {
+		b.failed(ctx, key, verbDelete, err)
+		return
+	}
+	b.succeeded(key, verbDelete)
+	if o := b.own[key]; o != nil && o.have != nil && o.have.UID == uid {
+		o.have, o.deleted = nil, uid // until the watch tells its end
+	}
+}
+
+func (b *Backend) succeeded(key types.NamespacedName, verb string) {
+	b.metrics.writes.WithLabelValues(verb, resultOK).Inc()
+	b.queue.Forget(key)
+	b.link.writeErr = nil
+}
+
+// failed tries again later.
+func (b *Backend) failed(ctx context.Context, key types.NamespacedName, verb string, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	b.metrics.writes.WithLabelValues(verb, resultFailed).Inc()
+	err = explain(err)
+	if b.link.writeErr == nil {
+		b.log.Error("ServiceEndpoint cannot be written yet; it is tried again", "object", key.String(), "verb", verb, "error", err)
+	}
+	b.link.writeErr = err
+	b.queue.AddRateLimited(key)
+}
+
+// final says whether trying again the same is in vain: the namespace is gone or
+// about to be, or the API server finds the object itself wrong.
+func final(err error) bool {
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err) ||
+		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return true
+	}
+	var status apierrors.APIStatus
+	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
+}
