@@ -14,6 +14,8 @@ KEEP    ?=
 NODES   ?= 2
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/portolan-mesh/portolan/registrar/internal/app.Version=$(VERSION)'
+# Deep copies into folder 1 and the CRD into folder 2, from the types of ServiceEndpoint.
+controller-gen = $(BIN)/controller-gen paths=./api/endpoint/v1alpha1 object output:object:dir=$(1) crd output:crd:dir=$(2)
 # Directories of the packages that have benchmarks.
 BENCHES  = $(sort $(dir $(shell grep -rl --include='*_test.go' '^func Benchmark' api plugins registrar scripts)))
 
@@ -84,22 +86,25 @@ fmt: $(BIN)/golangci-lint ## format the Go files
 	$(BIN)/golangci-lint fmt ./...
 
 .PHONY: generate
-generate: $(BIN)/buf $(BIN)/protoc-gen-go ## generate code from the proto files
+generate: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen ## generate code from the proto files, and the CRD from its types
 	cd api && PATH=$(BIN):$$PATH buf generate
+	$(call controller-gen,$(CURDIR)/api/endpoint/v1alpha1,$(CURDIR)/registrar/deploy/crd)
 
 .PHONY: generate-check
-generate-check: $(BIN)/buf $(BIN)/protoc-gen-go ## fail when generated code is not fresh
+generate-check: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen ## fail when generated code is not fresh
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	(cd api && PATH=$(BIN):$$PATH buf generate --output "$$fresh"); \
-	diff -r <(cd "$$fresh" && find . -name '*.pb.go' -exec sha256sum {} + | sort -k 2) \
-	        <(cd api && find . -name '*.pb.go' -exec sha256sum {} + | sort -k 2) \
+	$(call controller-gen,$$fresh/endpoint/v1alpha1,$$fresh/crd); \
+	diff -r <(cd "$$fresh" && find . \( -name '*.pb.go' -o -name 'zz_generated.*' \) -exec sha256sum {} + | sort -k 2) \
+	        <(cd api && find . \( -name '*.pb.go' -o -name 'zz_generated.*' \) -exec sha256sum {} + | sort -k 2) \
+	&& diff -r "$$fresh/crd" registrar/deploy/crd \
 	|| { echo 'generated code is not fresh: run `make generate` and commit the result' >&2; exit 1; }
 
 .PHONY: check
 check: lint generate-check test ## lint, generate-check and test
 
 .PHONY: tools
-tools: run-tools $(BIN)/golangci-lint $(BIN)/buf $(BIN)/protoc-gen-go ## install every tool into bin/
+tools: run-tools $(BIN)/golangci-lint $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen ## install every tool into bin/
 
 # What the demo and the tests run besides our own binaries.
 .PHONY: run-tools
@@ -122,6 +127,10 @@ $(BIN)/golangci-lint: scripts/tools/lint/go.mod scripts/tools/lint/go.sum
 
 $(BIN)/buf: scripts/tools/buf/go.mod scripts/tools/buf/go.sum
 	cd scripts/tools/buf && CGO_ENABLED=0 GOBIN=$(BIN) go install -trimpath -ldflags '-s -w' tool
+	@touch $@
+
+$(BIN)/controller-gen: scripts/tools/controller-gen/go.mod scripts/tools/controller-gen/go.sum
+	cd scripts/tools/controller-gen && CGO_ENABLED=0 GOBIN=$(BIN) go install -trimpath -ldflags '-s -w' tool
 	@touch $@
 
 $(BIN)/protoc-gen-go: go.mod
