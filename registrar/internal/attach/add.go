@@ -18,7 +18,7 @@ import (
 // for a pod that stays out. After an error nothing of the attachment is left.
 // ctx bounds the whole call.
 func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(Decision) error) error {
-	d, err := Decide(req, m.cfg.TrustDomain, m.cfg.Now())
+	d, err := m.decide(ctx, req)
 	if err == nil {
 		err = m.add(ctx, req, d, decided)
 	}
@@ -85,6 +85,7 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	}
 	m.pods[pod.Key] = &attachment{pod: pod, told: true}
 	m.mu.Unlock()
+	m.refresh(ctx, pod)
 
 	if again {
 		m.cfg.Readiness.Forget(pod.Key)

@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -35,35 +36,68 @@ type Decision struct {
 	Unknown []string
 }
 
-// Decide turns a request into a decision; it is pure. trustDomain is the mesh's.
-// A bad annotation or an unusable name is an error of kind BadInput whose text
-// names key, value and remedy: a pod whose ports are unknown must not run
-// half-meshed (contract 1).
-func Decide(req *cniv1.AddRequest, trustDomain string, now time.Time) (Decision, error) {
-	if !req.GetAnnotationsKnown() {
+// Facts are what a decision rests on besides the request.
+type Facts struct {
+	// TrustDomain is the mesh's.
+	TrustDomain string
+	// Now is when the attachment is made.
+	Now time.Time
+	// Workload is the pod as the orchestrator knows it; nil standalone. It has the
+	// word on identity and, being newer than the runtime's copy, on annotations.
+	Workload *model.Workload
+}
+
+// Decide turns a request into a decision; it is pure. A bad annotation or an
+// unusable name is an error of kind BadInput whose text names key, value and
+// remedy: a pod whose ports are unknown must not run half-meshed (contract 1).
+func Decide(req *cniv1.AddRequest, facts Facts) (Decision, error) {
+	annotations := req.GetAnnotations()
+	w := facts.Workload
+	switch {
+	case w != nil:
+		annotations = w.Annotations
+	case !req.GetAnnotationsKnown():
 		return Decision{Reason: "the runtime passed no annotations: declare the capability io.kubernetes.cri.pod-annotations in the conflist"}, nil
 	}
-	cfg, err := annotation.Parse(req.GetAnnotations())
+	cfg, err := annotation.Parse(annotations)
+	meshed, reason := joins(cfg, w)
 	// A mistake matters only to a pod that is to join.
-	if err != nil && cfg.Meshed {
+	if err != nil && meshed {
 		return Decision{}, &Error{Kind: BadInput, Err: err}
 	}
-	if !cfg.Meshed {
-		reason := "no port annotation and no " + annotation.KeyManaged
-		if cfg.Managed == annotation.Out {
-			reason = annotation.KeyManaged + " is \"false\""
-		}
+	if !meshed {
 		return Decision{Reason: reason, Unknown: cfg.Unknown}, nil
 	}
-	pod, err := podOf(req, cfg, now)
+	pod, err := podOf(req, cfg, facts)
 	if err != nil {
 		return Decision{}, &Error{Kind: BadInput, Err: err}
 	}
-	pod.Identity.TrustDomain = trustDomain
-	return Decision{Meshed: true, Reason: "joined by annotation", Pod: pod, Unknown: cfg.Unknown}, nil
+	return Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown}, nil
 }
 
-func podOf(req *cniv1.AddRequest, cfg annotation.Config, now time.Time) (model.Pod, error) {
+// joins says whether a pod joins, and why: its own annotations win over its label,
+// that over its namespace's (contract 1).
+func joins(cfg annotation.Config, w *model.Workload) (meshed bool, reason string) {
+	switch {
+	case w != nil && w.HostNetwork:
+		return false, "the pod uses the node's network: it has no ports of its own to capture"
+	case w != nil && w.Ending == model.Finished:
+		return false, "the pod has ended"
+	case cfg.Meshed:
+		return true, "joined by annotation"
+	case cfg.Managed == annotation.Out:
+		return false, annotation.KeyManaged + " is \"false\""
+	case w != nil && w.Word == annotation.Joined:
+		return true, "joined by the label " + annotation.KeyManaged
+	case w != nil && w.Word == annotation.Out:
+		return false, "the label " + annotation.KeyManaged + " is \"false\""
+	case w != nil && w.WordProblem != "":
+		return false, w.WordProblem
+	}
+	return false, "no port annotation and no " + annotation.KeyManaged
+}
+
+func podOf(req *cniv1.AddRequest, cfg annotation.Config, facts Facts) (model.Pod, error) {
 	args := req.GetCniArgs()
 	namespace := args[argNamespace]
 	if namespace == "" {
@@ -72,12 +106,13 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, now time.Time) (model.P
 	if !authority.ValidLabel(namespace) {
 		return model.Pod{}, fmt.Errorf("%s %q is not a DNS label: use lower-case letters, digits and hyphens, at most 63", argNamespace, namespace)
 	}
-	service := cfg.Service
-	if service == "" {
-		service = args[argName]
+	uid, account, fallback := args[argUID], "", args[argName]
+	if w := facts.Workload; w != nil {
+		uid, account, fallback = w.ObjectUID, w.Account, w.Account
 	}
+	service := cmp.Or(cfg.Service, fallback)
 	if !authority.ValidLabel(service) {
-		return model.Pod{}, fmt.Errorf("no service name for the pod: set %s to a DNS label (%s is %q)", annotation.KeyService, argName, args[argName])
+		return model.Pod{}, fmt.Errorf("no service name for the pod: set %s to a DNS label (%q is none)", annotation.KeyService, fallback)
 	}
 	addrs, err := parseAddrs("address", req.GetAddresses())
 	if err != nil {
@@ -100,10 +135,10 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, now time.Time) (model.P
 		Addresses:    addrs,
 		Namespace:    namespace,
 		Name:         args[argName],
-		UID:          args[argUID],
+		UID:          uid,
 		Service:      model.ServiceKey{Namespace: namespace, Name: service},
 		// Standalone, the account is the service (contract 3).
-		Identity:      model.Identity{Namespace: namespace, Account: service},
+		Identity:      model.Identity{TrustDomain: facts.TrustDomain, Namespace: namespace, Account: cmp.Or(account, service)},
 		Default:       cfg.Default,
 		Ports:         slices.Clone(cfg.Ports),
 		Weight:        cfg.Weight,
@@ -112,7 +147,7 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, now time.Time) (model.P
 		ExcludePorts:  cfg.ExcludePorts,
 		ExcludeRanges: cfg.ExcludeRanges,
 		DNSServers:    servers,
-		Since:         now,
+		Since:         facts.Now,
 	}, nil
 }
 

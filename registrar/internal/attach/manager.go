@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
@@ -93,6 +94,26 @@ type Capture interface {
 	Unpin(key model.AttachmentKey) error
 }
 
+// Workloads is what the orchestrator knows of this node's pods.
+type Workloads interface {
+	// Lookup returns a pod; it waits until ctx ends for one that was not seen yet.
+	Lookup(ctx context.Context, namespace, name, uid string) (model.Workload, error)
+	// Pods returns all of them; ok is false while not all are known yet.
+	Pods() (pods []model.Workload, ok bool)
+}
+
+// Sandboxes is the runtime's word on what runs here.
+type Sandboxes interface {
+	// List returns every running sandbox with a network of its own, as an ADD would
+	// have told of it; the netns is the runtime's path.
+	List(ctx context.Context) ([]*cniv1.AddRequest, error)
+}
+
+// Reporter tells a pod's owner what is wrong with the pod.
+type Reporter interface {
+	Report(w model.Workload, reason, message string)
+}
+
 // Config is what Manager needs.
 type Config struct {
 	DB          *bolt.DB
@@ -120,6 +141,15 @@ type Config struct {
 	Names      Names
 	Readiness  Readiness
 	Capture    Capture
+
+	// Workloads, Sandboxes and Reporter are nil standalone: then every pod is Ready,
+	// its account is its service, and nobody misses a pod.
+	Workloads Workloads
+	Sandboxes Sandboxes
+	Reporter  Reporter
+	// Bypass are namespaces whose pods never join late: the mesh's own and the
+	// cluster's (contract 7).
+	Bypass []string
 }
 
 // Manager owns the attachments of this node. Its methods are safe for
@@ -135,6 +165,10 @@ type Manager struct {
 	// call to another package.
 	mu   sync.Mutex
 	pods map[model.AttachmentKey]*attachment
+	// complaints are the last ones, by the pod's UID, so that each is made once.
+	complaints map[string]string
+	// missed pods run outside the mesh and should be in it.
+	missed int
 }
 
 // attachment is one pod and how far it is. Guarded by Manager.mu.
@@ -151,6 +185,14 @@ type attachment struct {
 	// generation of the last published record.
 	generation uint64
 	state      PortState
+	// workload is what the orchestrator said last; nil standalone, and until it
+	// spoke in this process.
+	workload *model.Workload
+	// unproven are ports that the pod got while it ran and whose chains Envoy has
+	// not acknowledged.
+	unproven []uint16
+	// withdrawn: the pod has ended and its record is gone for that.
+	withdrawn bool
 }
 
 // New returns a Manager with what is stored already loaded, but not yet told to
@@ -160,7 +202,7 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, store: st, log: cfg.Log, pods: map[model.AttachmentKey]*attachment{}}
+	m := &Manager{cfg: cfg, store: st, log: cfg.Log, pods: map[model.AttachmentKey]*attachment{}, complaints: map[string]string{}}
 	if err := m.count.register(cfg.Metrics, m); err != nil {
 		return nil, err
 	}

@@ -43,7 +43,12 @@ func (x *metrics) register(reg prometheus.Registerer, m *Manager) error {
 		defer m.mu.Unlock()
 		return float64(len(m.pods))
 	})
-	for _, c := range []prometheus.Collector{x.adds, x.proof, x.detached, x.unknown, x.recovered, attached} {
+	missed := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "portolan_attach_missed", Help: "Running pods that should be meshed and are not."}, func() float64 {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return float64(m.missed)
+	})
+	for _, c := range []prometheus.Collector{x.adds, x.proof, x.detached, x.unknown, x.recovered, attached, missed} {
 		if err := reg.Register(c); err != nil {
 			return fmt.Errorf("register attach metrics: %w", err)
 		}

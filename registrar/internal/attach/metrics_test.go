@@ -51,7 +51,8 @@ func TestMetrics(t *testing.T) {
 		"portolan_attach_adds_total outcome=meshed": 1, "portolan_attach_adds_total outcome=unmeshed": 1,
 		"portolan_attach_adds_total outcome=refused": 1, "portolan_attach_adds_total outcome=not_ready": 1,
 		"portolan_attach_unknown_annotations_total": 1, "portolan_attach_proof_seconds": 1,
-		"portolan_attach_detached_total": 1, "portolan_attach_recovered_total": 0, "portolan_attach_attachments": 0,
+		"portolan_attach_detached_total": 1,
+		"portolan_attach_missed":         0, "portolan_attach_recovered_total": 0, "portolan_attach_attachments": 0,
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("metrics (-want +got):\n%s", d)

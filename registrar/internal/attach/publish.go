@@ -37,10 +37,20 @@ func (m *Manager) observe(ctx context.Context, key model.AttachmentKey, s PortSt
 func (m *Manager) publish(ctx context.Context, key model.AttachmentKey) {
 	m.mu.Lock()
 	a, ok := m.pods[key]
-	if !ok || a.leaving || len(a.pod.Ports) == 0 {
+	if !ok || a.leaving || len(a.pod.Ports) == 0 || a.silent(m.cfg.Workloads != nil) {
 		m.mu.Unlock()
 		return
 	}
+	if a.ending() == model.Finished {
+		pod, done := a.pod, a.withdrawn
+		a.withdrawn = true
+		m.mu.Unlock()
+		if !done {
+			m.withdraw(ctx, pod)
+		}
+		return
+	}
+	a.withdrawn = false
 	a.generation = m.nextGeneration(a.generation)
 	ep := m.endpoint(a)
 	m.mu.Unlock()
@@ -58,9 +68,32 @@ func (m *Manager) nextGeneration(last uint64) uint64 {
 	return max(last+1, uint64(m.cfg.Now().UnixNano()))
 }
 
+// silent reports that a stored pod's record stands as it is, because the
+// orchestrator has not spoken of the pod yet in this process (contract 4.8).
+func (a *attachment) silent(orchestrated bool) bool { return orchestrated && a.workload == nil }
+
+func (a *attachment) ending() model.Ending {
+	if a.workload == nil {
+		return model.Living
+	}
+	return a.workload.Ending
+}
+
+// health returns what a port that can be served is: a pod is Ready standalone, and
+// DRAINING from its deletion time on, whatever its probes say (XDS-10).
+func (a *attachment) health() model.Health {
+	switch {
+	case a.ending() == model.Terminating:
+		return model.Draining
+	case a.workload != nil && !a.workload.Ready:
+		return model.Unhealthy
+	}
+	return model.Healthy
+}
+
 // endpoint builds the record of an attachment. A port is HEALTHY only when the
-// listeners are proven, 15008 listens and the app listens (contract 4.3, 4.4);
-// a pod is always Ready standalone. The caller holds mu.
+// pod is Ready, the listeners are proven, 15008 listens and the app listens
+// (contract 4.3, 4.4). The caller holds mu.
 func (m *Manager) endpoint(a *attachment) model.Endpoint {
 	p := a.pod
 	ep := model.Endpoint{
@@ -81,8 +114,8 @@ func (m *Manager) endpoint(a *attachment) model.Endpoint {
 	}
 	for _, pt := range p.Ports {
 		st := model.PortStatus{Port: pt}
-		if a.proven && a.state.Inbound && slices.Contains(a.state.Listening, pt.Number) {
-			st.Health = model.Healthy
+		if a.proven && a.state.Inbound && slices.Contains(a.state.Listening, pt.Number) && !slices.Contains(a.unproven, pt.Number) {
+			st.Health = a.health()
 		}
 		ep.Ports = append(ep.Ports, st)
 	}

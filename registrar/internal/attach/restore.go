@@ -36,7 +36,7 @@ func (m *Manager) Restore(ctx context.Context) error {
 		return err
 	}
 	m.replayDeleted(ctx)
-	m.recover()
+	m.recover(ctx)
 	pods := m.Pods()
 	var void []model.AttachmentKey
 	for _, p := range pods {
@@ -59,7 +59,7 @@ func (m *Manager) Restore(ctx context.Context) error {
 // recover takes the pods that have a note and a pin but no record: the state file
 // was lost, or their ADD was in a crash (MESH-41). They were proven, or their ADD
 // failed and its DEL follows.
-func (m *Manager) recover() {
+func (m *Manager) recover(ctx context.Context) {
 	for _, e := range m.scan(m.cfg.NetnsDir) {
 		if e.Kind != spool.Attached {
 			continue
@@ -69,10 +69,15 @@ func (m *Manager) recover() {
 		if _, err := m.Check(key); err == nil {
 			continue
 		}
-		d, err := Decide(req, m.cfg.TrustDomain, time.Unix(0, e.Note.GetUnixNanos()))
-		if err != nil || !d.Meshed || m.cfg.Capture.Gone(d.Pod) {
+		d, err := m.decide(ctx, req)
+		if err != nil {
+			m.log.Error("attachment has no record and cannot be recovered from the plugin's note yet", "attachment", key.String(), "error", err)
 			continue
 		}
+		if !d.Meshed || m.cfg.Capture.Gone(d.Pod) {
+			continue
+		}
+		d.Pod.Since = time.Unix(0, e.Note.GetUnixNanos())
 		if err := m.store.put(d.Pod); err != nil {
 			m.log.Error("cannot store a recovered attachment; the next start recovers it again", "attachment", key.String(), "error", err)
 		}
@@ -233,16 +238,16 @@ func (m *Manager) adopt(ctx context.Context, req *cniv1.AddRequest) bool {
 	if _, err := m.Check(key); err == nil {
 		return true
 	}
-	d, err := Decide(req, m.cfg.TrustDomain, m.cfg.Now())
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	d, err := m.decide(ctx, req)
 	if err != nil {
 		m.log.Warn("running pod cannot be adopted", "attachment", key.String(), "error", err)
-		return true
+		return KindOf(err) == BadInput
 	}
 	if !d.Meshed || m.cfg.Capture.Gone(d.Pod) {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
-	defer cancel()
 	err = m.Add(ctx, req, func(Decision) error { return nil })
 	if err == nil {
 		_, err = m.cfg.Capture.Ensure(d.Pod, m.cfg.Mesh.TCPPorts())

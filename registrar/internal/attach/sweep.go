@@ -44,6 +44,8 @@ func (m *Manager) Run(ctx context.Context) error {
 func (m *Manager) Sweep(ctx context.Context) {
 	m.Replay(ctx)
 	m.sweepGhosts(ctx)
+	m.settlePorts(ctx)
+	m.sweepWorkloads(ctx)
 	m.repair()
 }
 

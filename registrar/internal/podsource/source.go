@@ -50,6 +50,8 @@ type Source struct {
 	// works on one state at a time.
 	queue   workqueue.TypedInterface[string]
 	metrics metrics
+	// synced say whether the first lists have arrived here, not only in the informers.
+	synced []cache.InformerSynced
 
 	mu sync.Mutex // guards the rest
 	// known finds a pod by the UID that the runtime is told.
@@ -92,7 +94,29 @@ func New(cfg Config) (*Source, error) {
 			return nil, fmt.Errorf("prepare the watch of %s: %w", what, err)
 		}
 	}
-	return s, nil
+	return s, s.handle()
+}
+
+// handle registers what takes the events.
+func (s *Source) handle() error {
+	pods, err := s.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    s.onPod,
+		UpdateFunc: func(_, obj any) { s.onPod(obj) },
+		DeleteFunc: s.onPodGone,
+	})
+	if err != nil {
+		return fmt.Errorf("watch pods: %w", err)
+	}
+	namespaces, err := s.namespaces.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    s.onNamespace,
+		UpdateFunc: func(_, obj any) { s.onNamespace(obj) },
+		DeleteFunc: s.onNamespaceGone,
+	})
+	if err != nil {
+		return fmt.Errorf("watch namespaces: %w", err)
+	}
+	s.synced = []cache.InformerSynced{pods.HasSynced, namespaces.HasSynced}
+	return nil
 }
 
 func (s *Source) watchFailed(what string) cache.WatchErrorHandlerWithContext {
@@ -109,27 +133,11 @@ func (s *Source) watchFailed(what string) cache.WatchErrorHandlerWithContext {
 // change; of one pod one state at a time and always the latest. A pod whose object
 // is gone comes once more, as Finished.
 func (s *Source) Run(ctx context.Context, sink func(context.Context, model.Workload)) error {
-	podEvents, err := s.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { s.onPod(obj) },
-		UpdateFunc: func(_, obj any) { s.onPod(obj) },
-		DeleteFunc: s.onPodGone,
-	})
-	if err != nil {
-		return fmt.Errorf("watch pods: %w", err)
-	}
-	namespaceEvents, err := s.namespaces.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { s.onNamespace(obj) },
-		UpdateFunc: func(_, obj any) { s.onNamespace(obj) },
-		DeleteFunc: s.onNamespaceGone,
-	})
-	if err != nil {
-		return fmt.Errorf("watch namespaces: %w", err)
-	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { s.pods.RunWithContext(ctx); return nil })
 	g.Go(func() error { s.namespaces.RunWithContext(ctx); return nil })
 	g.Go(func() error {
-		if cache.WaitForCacheSync(ctx.Done(), podEvents.HasSynced, namespaceEvents.HasSynced) {
+		if cache.WaitForCacheSync(ctx.Done(), s.synced...) {
 			s.cfg.Log.Info("pods of this node are known", "node", s.cfg.Node, "pods", s.count())
 		}
 		<-ctx.Done()
@@ -186,8 +194,8 @@ func (s *Source) complete(p pod) (w model.Workload, ok bool) {
 	return w, ok
 }
 
-// Lookup returns the pod with that UID; with no UID, as some runtimes have it, the
-// youngest of that name. It waits for a pod, or its namespace, that has not been
+// Lookup returns the pod with that UID, the runtime's or the API object's; with no
+// UID, as some runtimes have it, the youngest of that name. It waits for a pod, or its namespace, that has not been
 // seen yet until ctx ends; then the error says so.
 func (s *Source) Lookup(ctx context.Context, namespace, name, uid string) (model.Workload, error) {
 	for {
@@ -207,8 +215,9 @@ func (s *Source) find(namespace, name, uid string) (w model.Workload, ok bool, c
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, ok := s.known[uid]
-	if uid == "" {
+	if !ok {
 		p, ok = s.youngest(namespace, name)
+		ok = ok && (uid == "" || p.workload.ObjectUID == uid)
 	}
 	if ok = ok && !p.gone && p.workload.Namespace == namespace && p.workload.Name == name; ok {
 		w, ok = s.complete(p)
@@ -216,10 +225,10 @@ func (s *Source) find(namespace, name, uid string) (w model.Workload, ok bool, c
 	return w, ok, s.changed
 }
 
-// youngest is only asked of by runtimes that name no UID. The caller holds mu.
+// youngest finds a pod by its name. The caller holds mu.
 func (s *Source) youngest(namespace, name string) (found pod, ok bool) {
 	for _, p := range s.known {
-		if p.workload.Namespace == namespace && p.workload.Name == name && (!ok || p.created.After(found.created)) {
+		if !p.gone && p.workload.Namespace == namespace && p.workload.Name == name && (!ok || p.created.After(found.created)) {
 			found, ok = p, true
 		}
 	}
@@ -227,8 +236,13 @@ func (s *Source) youngest(namespace, name string) (found pod, ok bool) {
 }
 
 // Pods returns the pods that are known and whose namespace is, in the order of
-// their names.
-func (s *Source) Pods() []model.Workload {
+// their names; ok is false before the first list of pods and namespaces is complete.
+func (s *Source) Pods() (pods []model.Workload, ok bool) {
+	for _, synced := range s.synced {
+		if !synced() {
+			return nil, false
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]model.Workload, 0, len(s.known))
@@ -240,7 +254,7 @@ func (s *Source) Pods() []model.Workload {
 	slices.SortFunc(out, func(a, b model.Workload) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})
-	return out
+	return out, true
 }
 
 func (s *Source) count() int {
@@ -248,9 +262,6 @@ func (s *Source) count() int {
 	defer s.mu.Unlock()
 	return len(s.known)
 }
-
-// Synced reports whether the first list of pods and namespaces is complete.
-func (s *Source) Synced() bool { return s.pods.HasSynced() && s.namespaces.HasSynced() }
 
 func (s *Source) onPod(obj any) {
 	if o, ok := obj.(*corev1.Pod); ok {

@@ -33,8 +33,8 @@ type localPod struct {
 	failed error
 }
 
-// AddPod builds the pod's app clusters and listeners. Its identity's secrets must
-// have been set before.
+// AddPod builds the pod's app clusters and listeners, in the place of those that it
+// had. Its identity's secrets must have been set before.
 func (p *Publisher) AddPod(pod model.Pod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -44,9 +44,10 @@ func (p *Publisher) AddPod(pod model.Pod) {
 		p.log.Error("listeners of a pod cannot be built", "attachment", pod.Key.String(), "error", err)
 		b, lp = newBatch(), localPod{pod: pod, failed: err}
 	}
-	// A second ADD with other ports leaves no cluster of the first behind.
-	for _, k := range p.local.pods[pod.Key].clusters {
-		if !slices.Contains(lp.clusters, k) {
+	// A second call with other ports leaves nothing of the first behind.
+	old := p.local.pods[pod.Key]
+	for _, k := range slices.Concat(old.listeners, old.clusters) {
+		if !slices.Contains(lp.clusters, k) && !slices.Contains(lp.listeners, k) {
 			b.remove(k)
 		}
 	}

@@ -1,0 +1,36 @@
+package attach
+
+import "github.com/portolan-mesh/portolan/registrar/internal/model"
+
+// complain logs what is wrong with a pod and tells its owner; the same thing once.
+func (m *Manager) complain(w model.Workload, reason, message string) {
+	m.mu.Lock()
+	again := m.complaints[w.ObjectUID] == message
+	m.complaints[w.ObjectUID] = message
+	m.mu.Unlock()
+	if again {
+		return
+	}
+	m.log.Warn("something is wrong with a pod", "pod", w.Ref(), "reason", reason, "message", message)
+	if m.cfg.Reporter != nil {
+		m.cfg.Reporter.Report(w, reason, message)
+	}
+}
+
+// forgetComplaints lets go of those about pods that are no more.
+func (m *Manager) forgetComplaints(known map[string]model.Workload) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for uid := range m.complaints {
+		if _, ok := known[uid]; !ok {
+			delete(m.complaints, uid)
+		}
+	}
+}
+
+// setMissed notes how many pods run outside the mesh that should be in it.
+func (m *Manager) setMissed(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.missed = n
+}

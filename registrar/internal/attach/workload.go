@@ -1,0 +1,309 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/portolan-mesh/portolan/api/annotation"
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+const (
+	// knownWait is how long an ADD waits for its pod to be seen in the orchestrator's
+	// stream: a pod that asks for the mesh fails after it and comes again, any other
+	// starts and is adopted when its labels turn out to ask for it.
+	knownWait = 2 * time.Second
+	// provePorts bounds the proof of ports that a running pod got.
+	provePorts = 5 * time.Second
+)
+
+// Reasons of reports to a pod's owner.
+const (
+	reasonInvalid  = "InvalidAnnotation"
+	reasonUnmeshed = "NotMeshed"
+)
+
+// decide is Decide with what the orchestrator knows of the pod.
+func (m *Manager) decide(ctx context.Context, req *cniv1.AddRequest) (Decision, error) {
+	facts := Facts{TrustDomain: m.cfg.TrustDomain, Now: m.cfg.Now()}
+	own := annotation.Unset
+	if req.GetAnnotationsKnown() {
+		own = annotation.OptIn(req.GetAnnotations())
+	}
+	if m.cfg.Workloads == nil || own == annotation.Out {
+		return Decide(req, facts)
+	}
+	ctx, cancel := context.WithTimeout(ctx, knownWait)
+	defer cancel()
+	args := req.GetCniArgs()
+	w, err := m.cfg.Workloads.Lookup(ctx, args[argNamespace], args[argName], args[argUID])
+	switch {
+	case err == nil:
+		facts.Workload = &w
+		return Decide(req, facts)
+	case own == annotation.Joined:
+		return Decision{}, &Error{Kind: NotReady, Err: fmt.Errorf("the pod's account is not known: %w", err)}
+	}
+	return Decision{Reason: fmt.Sprintf("it does not ask for the mesh by annotation, and its labels are not known (%v); it is adopted if they ask for it", err)}, nil
+}
+
+// refresh takes what the orchestrator said of a pod while its ADD was not known
+// here yet.
+func (m *Manager) refresh(ctx context.Context, pod model.Pod) {
+	if m.cfg.Workloads == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, knownWait)
+	defer cancel()
+	w, err := m.cfg.Workloads.Lookup(ctx, pod.Namespace, pod.Name, pod.UID)
+	if err != nil {
+		w = model.Workload{Namespace: pod.Namespace, Name: pod.Name, ObjectUID: pod.UID, Ending: model.Finished}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a, ok := m.pods[pod.Key]; ok {
+		a.workload = &w
+	}
+}
+
+// Observe takes what the orchestrator says of a pod now: its readiness, its end and
+// its ports. Calls for one pod come one at a time; it does not wait for Envoy.
+func (m *Manager) Observe(ctx context.Context, w model.Workload) {
+	for _, key := range m.attachmentsOf(w) {
+		m.mu.Lock()
+		a, ok := m.pods[key]
+		if !ok || a.leaving {
+			m.mu.Unlock()
+			continue
+		}
+		old := a.workload
+		a.workload = &w
+		m.mu.Unlock()
+		if old == nil || old.Ready != w.Ready || old.Ending != w.Ending {
+			m.publish(ctx, key)
+		}
+		if w.Ending == model.Living {
+			m.reconsider(ctx, key, w)
+		}
+	}
+}
+
+// attachmentsOf returns the keys of a pod's attachments, in order.
+func (m *Manager) attachmentsOf(w model.Workload) []model.AttachmentKey {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []model.AttachmentKey
+	for key, a := range m.pods {
+		if a.pod.UID != "" && a.pod.UID == w.ObjectUID {
+			out = append(out, key)
+		}
+	}
+	slices.SortFunc(out, model.AttachmentKey.Compare)
+	return out
+}
+
+// reconsider gives a running pod the ports that its annotations say now, and only
+// those: what else they say counts at its next start. A mistake keeps the old ones
+// and is reported once (contract 1).
+func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey, w model.Workload) {
+	cfg, err := annotation.Parse(w.Annotations)
+	pod, gone := m.Check(key)
+	switch {
+	case gone != nil:
+	case err != nil:
+		m.complain(w, reasonInvalid, "the pod keeps the ports it has: "+err.Error())
+	case cfg.Managed == annotation.Out, samePorts(pod, cfg):
+	default:
+		go m.changePorts(ctx, key, cfg)
+	}
+}
+
+func samePorts(pod model.Pod, cfg annotation.Config) bool {
+	return pod.Default == cfg.Default && slices.Equal(pod.Ports, cfg.Ports)
+}
+
+// changePorts makes the ports of a running pod those of cfg: what goes leaves the
+// load assignments first and its chain after the drain, what comes is published
+// once its chain is acknowledged (contract 4.4).
+func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey, cfg annotation.Config) {
+	unlock, err := m.keys.lock(ctx, key)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	pod, err := m.Check(key)
+	if err != nil || samePorts(pod, cfg) {
+		return
+	}
+	if kept := commonPorts(pod.Ports, cfg.Ports); len(kept) < len(pod.Ports) {
+		m.setPorts(key, kept, cfg.Default, nil)
+		m.publish(ctx, key)
+		t := time.NewTimer(m.cfg.DrainWait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+	added := addedPorts(pod.Ports, cfg.Ports)
+	now, ok := m.setPorts(key, cfg.Ports, cfg.Default, added)
+	if !ok {
+		return
+	}
+	if err := m.store.put(now); err != nil {
+		m.log.Error("new ports of a pod are not stored; the next start reads them from its annotations", "attachment", key.String(), "error", err)
+	}
+	m.tell(now)
+	if err := m.cfg.Readiness.Watch(now, func(s PortState) { m.observe(ctx, key, s) }); err != nil {
+		m.log.Warn("cannot read the listen table of a pod", "attachment", key.String(), "error", err)
+	}
+	m.log.Info("ports of a running pod changed", "attachment", key.String(), "pod", now.Name, "ports", fmt.Sprint(now.Ports))
+	m.provePorts(ctx, now)
+}
+
+// setPorts changes the ports in memory; ok is false when the pod is leaving.
+func (m *Manager) setPorts(key model.AttachmentKey, ports []port.Port, def uint16, unproven []uint16) (model.Pod, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[key]
+	if !ok || a.leaving {
+		return model.Pod{}, false
+	}
+	a.pod.Ports, a.unproven = ports, unproven
+	a.pod.Default = def
+	if !slices.ContainsFunc(ports, func(p port.Port) bool { return p.Number == def }) {
+		a.pod.Default = 0
+		if len(ports) > 0 {
+			a.pod.Default = ports[0].Number
+		}
+	}
+	return a.pod, true
+}
+
+// provePorts publishes the pod's new ports once Envoy has their chains.
+func (m *Manager) provePorts(ctx context.Context, pod model.Pod) {
+	ctx, cancel := context.WithTimeout(ctx, provePorts)
+	defer cancel()
+	err := m.cfg.Mesh.AwaitListeners(ctx, pod.Key)
+	if err == nil {
+		err = m.cfg.Mesh.AwaitSecrets(ctx, pod.Key)
+	}
+	if err != nil {
+		m.log.Warn("new ports of a pod are not proven yet; the next sweep tries again", "attachment", pod.Key.String(), "pod", pod.Name, "error", err)
+		return
+	}
+	m.mu.Lock()
+	if a, ok := m.pods[pod.Key]; ok {
+		a.unproven = nil
+	}
+	m.mu.Unlock()
+	m.publish(ctx, pod.Key)
+}
+
+// settlePorts proves what could not be proven when it came.
+func (m *Manager) settlePorts(ctx context.Context) {
+	for _, pod := range m.provenPods() {
+		m.mu.Lock()
+		a, ok := m.pods[pod.Key]
+		waits := ok && len(a.unproven) > 0
+		m.mu.Unlock()
+		if !waits {
+			continue
+		}
+		unlock, err := m.keys.lock(ctx, pod.Key)
+		if err != nil {
+			return
+		}
+		m.provePorts(ctx, pod)
+		unlock()
+	}
+}
+
+// commonPorts returns the ports that both have with one protocol.
+func commonPorts(a, b []port.Port) []port.Port {
+	return slices.DeleteFunc(slices.Clone(a), func(p port.Port) bool { return !slices.Contains(b, p) })
+}
+
+// addedPorts returns the numbers of those of next that old does not have as they are.
+func addedPorts(old, next []port.Port) []uint16 {
+	var out []uint16
+	for _, p := range next {
+		if !slices.Contains(old, p) {
+			out = append(out, p.Number)
+		}
+	}
+	return out
+}
+
+// sweepWorkloads compares what is attached with what the orchestrator has: a pod
+// that it no longer knows serves nobody, and one that should be meshed and is not,
+// because it started while the plugin was not there, is adopted (CNI-2, CNI-D9).
+func (m *Manager) sweepWorkloads(ctx context.Context) {
+	if m.cfg.Workloads == nil {
+		return
+	}
+	workloads, ok := m.cfg.Workloads.Pods()
+	if !ok {
+		return
+	}
+	known := make(map[string]model.Workload, len(workloads))
+	for _, w := range workloads {
+		known[w.ObjectUID] = w
+	}
+	m.forgetComplaints(known)
+	attached := map[string]bool{}
+	for _, p := range m.Pods() {
+		attached[p.UID] = true
+		if _, ok := known[p.UID]; !ok && p.UID != "" {
+			m.Observe(ctx, model.Workload{Namespace: p.Namespace, Name: p.Name, ObjectUID: p.UID, Ending: model.Finished})
+		}
+	}
+	m.adoptMissed(ctx, slices.DeleteFunc(workloads, func(w model.Workload) bool { return attached[w.ObjectUID] || !m.wantsMesh(w) }))
+}
+
+// wantsMesh reports whether a running pod is to be in the mesh; the owner of one
+// that wants to and cannot is told.
+func (m *Manager) wantsMesh(w model.Workload) bool {
+	if w.Ending != model.Living || slices.Contains(m.cfg.Bypass, w.Namespace) {
+		return false
+	}
+	cfg, err := annotation.Parse(w.Annotations)
+	meshed, why := joins(cfg, &w)
+	switch {
+	case meshed && err != nil:
+		m.complain(w, reasonInvalid, "the pod runs outside the mesh: "+err.Error())
+		return false
+	case !meshed && cfg.Meshed: // a pod of the node's network (CNI-74)
+		m.complain(w, reasonUnmeshed, why)
+	}
+	return meshed
+}
+
+// adoptMissed takes running pods into the mesh that no ADD told of. A pod without
+// a running sandbox is still to get its ADD.
+func (m *Manager) adoptMissed(ctx context.Context, missed []model.Workload) {
+	if len(missed) == 0 || m.cfg.Sandboxes == nil {
+		m.setMissed(0)
+		return
+	}
+	sandboxes, err := m.cfg.Sandboxes.List(ctx)
+	if err != nil {
+		m.log.Warn("pods that should be meshed are not, and the runtime does not say where they run", "pods", len(missed), "error", err)
+		m.setMissed(len(missed))
+		return
+	}
+	left := 0
+	for _, w := range missed {
+		i := slices.IndexFunc(sandboxes, func(req *cniv1.AddRequest) bool { return req.GetCniArgs()[argUID] == w.UID })
+		if i >= 0 && !m.adopt(ctx, sandboxes[i]) {
+			left++
+			m.complain(w, reasonUnmeshed, "the pod runs outside the mesh and could not be taken in yet; the registrar's log says why")
+		}
+	}
+	m.setMissed(left)
+}

@@ -1,0 +1,361 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/portolan-mesh/portolan/api/annotation"
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// orchestra is an orchestrator whose pods the test sets.
+type orchestra struct {
+	mu        sync.Mutex
+	pods      map[string]model.Workload // by object UID
+	unsynced  bool
+	sandboxes []*cniv1.AddRequest
+	reports   []string
+}
+
+func (o *orchestra) Lookup(ctx context.Context, namespace, name, uid string) (model.Workload, error) {
+	o.mu.Lock()
+	for _, w := range o.pods {
+		if w.Namespace == namespace && w.Name == name && (uid == "" || w.UID == uid || w.ObjectUID == uid) {
+			o.mu.Unlock()
+			return w, nil
+		}
+	}
+	o.mu.Unlock()
+	<-ctx.Done()
+	return model.Workload{}, ctx.Err()
+}
+
+func (o *orchestra) Pods() ([]model.Workload, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var out []model.Workload
+	for _, w := range o.pods {
+		out = append(out, w)
+	}
+	slices.SortFunc(out, func(a, b model.Workload) int { return strings.Compare(a.UID, b.UID) })
+	return out, !o.unsynced
+}
+
+func (o *orchestra) List(context.Context) ([]*cniv1.AddRequest, error) {
+	if o.sandboxes == nil {
+		return nil, errors.New("the runtime is away")
+	}
+	return o.sandboxes, nil
+}
+
+func (o *orchestra) Report(w model.Workload, reason, message string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.reports = append(o.reports, w.Ref()+" "+reason+": "+message)
+}
+
+func (o *orchestra) set(w model.Workload) model.Workload {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.pods[w.ObjectUID] = w
+	return w
+}
+
+// orchestrated returns a Manager in a cluster.
+func orchestrated(t *testing.T) (*world, *orchestra, *Manager) {
+	t.Helper()
+	w := newWorld()
+	m := newManager(t, w, openDB(t, filepath.Join(t.TempDir(), "state.db")))
+	o := join(m)
+	return w, o, m
+}
+
+func join(m *Manager) *orchestra {
+	o := &orchestra{pods: map[string]model.Workload{}}
+	m.cfg.Workloads, m.cfg.Sandboxes, m.cfg.Reporter = o, o, o
+	m.cfg.Bypass = []string{"kube-system"}
+	return o
+}
+
+// workload is the pod that addRequest("c1", "payments-1", …) tells of.
+func workload(annotations map[string]string) model.Workload {
+	return model.Workload{
+		Namespace: "default", Name: "payments-1", UID: "u1", ObjectUID: "u1", Account: "till",
+		Annotations: annotations, Ready: true,
+	}
+}
+
+func listening(ports ...uint16) PortState {
+	return PortState{Inbound: true, OutboundHTTP: true, OutboundTCP: true, Listening: ports}
+}
+
+func (w *world) listen(k model.AttachmentKey, s PortState) {
+	w.mu.Lock()
+	fn := w.watchers[k]
+	w.mu.Unlock()
+	fn(s)
+}
+
+func (w *world) record(uid string) string {
+	ep, ok := w.endpoints()[uid]
+	if !ok {
+		return "none"
+	}
+	_, ports, _ := strings.Cut(describe(ep), " ")
+	return ports
+}
+
+// Contract 1, 3: account, opt-in and ports come from the API object.
+func TestDecideInACluster(t *testing.T) {
+	joined := func(edit func(*model.Workload)) *model.Workload {
+		w := workload(nil)
+		edit(&w)
+		return &w
+	}
+	tests := []struct {
+		name       string
+		request    map[string]string
+		workload   *model.Workload
+		meshed     bool
+		wantReason string
+		wantPorts  int
+		service    string
+	}{
+		{"annotated", multiPort(), joined(func(w *model.Workload) { w.Annotations = multiPort() }), true, "by annotation", 2, "payments"},
+		{"the account names the service", nil, joined(func(w *model.Workload) { w.Annotations = map[string]string{annotation.KeyPorts: "8080"} }), true, "by annotation", 1, "till"},
+		{"the object's annotations are newer", map[string]string{annotation.KeyPorts: "7000"}, joined(func(w *model.Workload) { w.Annotations = multiPort() }), true, "by annotation", 2, "payments"},
+		{"by label", nil, joined(func(w *model.Workload) { w.Word = annotation.Joined }), true, "by the label", 1, "till"},
+		{"out by label", nil, joined(func(w *model.Workload) { w.Word = annotation.Out }), false, `"false"`, 0, ""},
+		{"the pod's annotation wins over labels", nil, joined(func(w *model.Workload) {
+			w.Word, w.Annotations = annotation.Joined, map[string]string{annotation.KeyManaged: "false"}
+		}), false, `"false"`, 0, ""},
+		{"ports and a namespace that stays out", nil, joined(func(w *model.Workload) { w.Word, w.Annotations = annotation.Out, multiPort() }), true, "by annotation", 2, "payments"},
+		{"a label that is no word", nil, joined(func(w *model.Workload) { w.WordProblem = "label of the pod: neither" }), false, "neither", 0, ""},
+		{"host network", multiPort(), joined(func(w *model.Workload) { w.HostNetwork, w.Annotations = true, multiPort() }), false, "node's network", 0, ""},
+		{"ended", multiPort(), joined(func(w *model.Workload) { w.Ending, w.Annotations = model.Finished, multiPort() }), false, "has ended", 0, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			d, err := Decide(addRequest("c1", "payments-1", "10.1.0.2", tt.request), Facts{TrustDomain: "aether.internal", Workload: tt.workload})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Meshed != tt.meshed || !strings.Contains(d.Reason, tt.wantReason) {
+				t.Fatalf("meshed %v, %q; want %v, %q", d.Meshed, d.Reason, tt.meshed, tt.wantReason)
+			}
+			if !d.Meshed {
+				return
+			}
+			if len(d.Pod.Ports) != tt.wantPorts || d.Pod.Service.Name != tt.service || d.Pod.UID != "u1" {
+				t.Errorf("pod %+v", d.Pod)
+			}
+			if got := d.Pod.Identity.SPIFFE(); got != "spiffe://aether.internal/ns/default/sa/till" {
+				t.Errorf("identity %s", got)
+			}
+		})
+	}
+}
+
+// CNI-36 and contract 5: a pod that the orchestrator has not told of fails when it
+// asks for the mesh, and starts unmeshed otherwise.
+func TestUnknownPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, o, m := orchestrated(t)
+		o.unsynced = true
+		err := m.Add(t.Context(), addRequest("c1", "payments-1", "10.1.0.2", multiPort()), func(Decision) error { return nil })
+		if KindOf(err) != NotReady || !strings.Contains(err.Error(), "account is not known") {
+			t.Errorf("a pod that asks for the mesh: %v", err)
+		}
+		var got Decision
+		if err := m.Add(t.Context(), addRequest("c2", "other", "10.1.0.3", nil), func(d Decision) error { got = d; return nil }); err != nil || got.Meshed || !strings.Contains(got.Reason, "adopted if they ask for it") {
+			t.Errorf("a pod that does not: %+v, %v", got, err)
+		}
+		if len(w.events()) != 0 {
+			t.Errorf("events: %v", w.events())
+		}
+	})
+}
+
+// A port is HEALTHY only while the pod is Ready, DRAINING from the deletion time on
+// whatever the probes say (XDS-10), and gone with the pod's end (CNI-37).
+func TestReadinessAndEnd(t *testing.T) {
+	w, o, m := orchestrated(t)
+	wl := workload(multiPort())
+	wl.Ready = false
+	o.set(wl)
+	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+	w.listen(key("c1"), listening(8080, 9090))
+	steps := []struct {
+		name   string
+		change func(*model.Workload)
+		want   string
+	}{
+		{"not Ready", func(*model.Workload) {}, "8080=unhealthy,9090=unhealthy"},
+		{"Ready", func(w *model.Workload) { w.Ready = true }, "8080=healthy,9090=healthy"},
+		{"not Ready again", func(w *model.Workload) { w.Ready = false }, "8080=unhealthy,9090=unhealthy"},
+		{"terminating", func(w *model.Workload) { w.Ending, w.Ready = model.Terminating, true }, "8080=draining,9090=draining"},
+		{"terminating, probes fail", func(w *model.Workload) { w.Ready = false }, "8080=draining,9090=draining"},
+		{"finished", func(w *model.Workload) { w.Ending = model.Finished }, "none"},
+	}
+	for _, s := range steps {
+		s.change(&wl)
+		m.Observe(t.Context(), wl)
+		if got := w.record("c1-eth0"); got != s.want {
+			t.Errorf("%s: %s, want %s", s.name, got, s.want)
+		}
+	}
+	before := len(w.events())
+	w.listen(key("c1"), listening())
+	if got := w.events()[before:]; len(got) != 0 {
+		t.Errorf("a finished pod's listen table led to %v", got)
+	}
+}
+
+// Contract 4.8: after a restart a record stands until the orchestrator has spoken.
+func TestRestartBeforeTheOrchestratorSpeaks(t *testing.T) {
+	w := newWorld()
+	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	m := newManager(t, w, db)
+	o := join(m)
+	o.set(workload(multiPort()))
+	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+	w.listen(key("c1"), listening(8080, 9090))
+
+	again := newManager(t, w, db)
+	o = join(again)
+	o.unsynced = true
+	if err := again.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.listen(key("c1"), listening(8080))
+	again.Sweep(t.Context())
+	if got := w.record("c1-eth0"); got != "8080=healthy,9090=healthy" {
+		t.Errorf("before the orchestrator spoke: %s", got)
+	}
+	again.Observe(t.Context(), workload(multiPort()))
+	if got := w.record("c1-eth0"); got != "8080=healthy,9090=unhealthy" {
+		t.Errorf("after it spoke: %s", got)
+	}
+	// A pod that went meanwhile is never spoken of: the complete list says so.
+	o.unsynced = false
+	again.Sweep(t.Context())
+	if got := w.record("c1-eth0"); got != "none" {
+		t.Errorf("a pod that the orchestrator does not have: %s", got)
+	}
+}
+
+// Contract 1: a changed annotation changes the ports of a running pod, new ones are
+// published after their proof, old ones leave before their chain.
+func TestChangedPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, o, m := orchestrated(t)
+		wl := o.set(workload(multiPort()))
+		mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+		w.listen(key("c1"), listening(8080, 9090))
+		before := len(w.events())
+
+		wl.Annotations = map[string]string{annotation.KeyPorts: "8080,7000", annotation.KeyService: "renamed", annotation.KeyWeight: "9"}
+		m.Observe(t.Context(), wl)
+		synctest.Wait()
+		if got := w.record("c1-eth0"); got != "8080=healthy" {
+			t.Errorf("before the old chain goes: %s", got)
+		}
+		w.mu.Lock()
+		w.noListeners = true
+		w.mu.Unlock()
+		time.Sleep(m.cfg.DrainWait + provePorts) // fake time
+		synctest.Wait()
+		w.listen(key("c1"), listening(7000, 8080, 9090))
+		if got := w.record("c1-eth0"); got != "7000=unhealthy,8080=healthy" {
+			t.Errorf("without the proof of the new chain: %s", got)
+		}
+		w.mu.Lock()
+		w.noListeners = false
+		w.mu.Unlock()
+		m.Sweep(t.Context())
+		if got := w.record("c1-eth0"); got != "7000=healthy,8080=healthy" {
+			t.Errorf("at the end: %s", got)
+		}
+		ep := w.endpoints()["c1-eth0"]
+		if ep.Service.Name != "payments" || ep.Weight != 1 {
+			t.Errorf("more than the ports changed: %+v", ep)
+		}
+		order := slices.DeleteFunc(w.events()[before:], func(e string) bool {
+			return !strings.HasPrefix(e, "mesh add") && e != "publish c1-eth0 8080=healthy"
+		})
+		if d := cmp.Diff([]string{"publish c1-eth0 8080=healthy", "mesh add c1-eth0"}, order); d != "" {
+			t.Errorf("order (-want +got):\n%s", d)
+		}
+		stored, err := m.store.load()
+		if err != nil || len(stored) != 1 || len(stored[0].Ports) != 2 || stored[0].Ports[0].Number != 7000 {
+			t.Errorf("stored: %+v, %v", stored, err)
+		}
+	})
+}
+
+// Contract 1: an invalid change keeps the old set and is reported once.
+func TestInvalidChange(t *testing.T) {
+	w, o, m := orchestrated(t)
+	wl := o.set(workload(multiPort()))
+	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+	w.listen(key("c1"), listening(8080, 9090))
+	wl.Annotations = map[string]string{annotation.KeyPorts: "8080,99999"}
+	for range 3 {
+		m.Observe(t.Context(), wl)
+	}
+	if got := w.record("c1-eth0"); got != "8080=healthy,9090=healthy" {
+		t.Errorf("record: %s", got)
+	}
+	if len(o.reports) != 1 || !strings.Contains(o.reports[0], reasonInvalid) || !strings.Contains(o.reports[0], "99999") {
+		t.Errorf("reports: %q", o.reports)
+	}
+}
+
+// CNI-2, CNI-74: running pods that no ADD told of are adopted, with the runtime's
+// netns; not those that have no sandbox yet, use the node's network, or are the
+// cluster's own.
+func TestMissedPods(t *testing.T) {
+	w, o, m := orchestrated(t)
+	missed := o.set(workload(multiPort()))
+	pod := func(uid, namespace string, edit func(*model.Workload)) {
+		wl := workload(multiPort())
+		wl.UID, wl.ObjectUID, wl.Name, wl.Namespace = uid, uid, "pod-"+uid, namespace
+		edit(&wl)
+		o.set(wl)
+	}
+	pod("u2", "default", func(*model.Workload) {})
+	pod("u3", "default", func(w *model.Workload) { w.HostNetwork = true })
+	pod("u4", "kube-system", func(*model.Workload) {})
+	pod("u5", "default", func(w *model.Workload) { w.Ending = model.Terminating })
+	pod("u6", "default", func(w *model.Workload) { w.Annotations = map[string]string{annotation.KeyPorts: "no"} })
+
+	m.Sweep(t.Context()) // the runtime is away
+	if m.missed != 2 {
+		t.Errorf("%d missed with the runtime away, want 2", m.missed)
+	}
+	req := addRequest("c1", "payments-1", "10.1.0.2", multiPort())
+	req.CniArgs[argUID], req.Netns = "u1", req.GetRuntimeNetns()
+	o.sandboxes = []*cniv1.AddRequest{req}
+	m.Sweep(t.Context())
+	pods := m.Pods()
+	if len(pods) != 1 || pods[0].UID != missed.ObjectUID || pods[0].Netns != "/run/netns/c1" || m.missed != 0 {
+		t.Errorf("adopted %+v, missed %d", pods, m.missed)
+	}
+	if !slices.Contains(w.events(), "ensure capture c1-eth0") {
+		t.Error("the adopted pod was not captured")
+	}
+	slices.Sort(o.reports)
+	if len(o.reports) != 2 || !strings.Contains(o.reports[0], "pod-u3 "+reasonUnmeshed) || !strings.Contains(o.reports[1], "pod-u6 "+reasonInvalid) {
+		t.Errorf("reports: %q", o.reports)
+	}
+}
