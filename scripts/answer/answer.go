@@ -55,6 +55,8 @@ type Tally struct {
 	Requests int `json:"requests"`
 	// Answers by what they were.
 	Answers map[string]int `json:"answers"`
+	// Callers are the identities that the pods saw, by x-forwarded-client-cert.
+	Callers map[string]int `json:"callers,omitempty"`
 	// MaxMillis is the slowest request's time.
 	MaxMillis int64 `json:"maxMillis"`
 }

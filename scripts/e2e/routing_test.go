@@ -109,25 +109,6 @@ func noDefaultPortCluster(t *testing.T, n *node.Node) {
 	}
 }
 
-// 100 concurrent cold requests in all spellings of the default port reach it,
-// and only one cluster comes of them (I2, MESH-3).
-func TestColdRequests(t *testing.T) {
-	n := startNode(t, node.Options{})
-	addPod(t, n, multiPort("payments-1"))
-	client := addClient(t, n, "client")
-	waitHealthy(t, n, 8080, 1)
-	waitRoutes(t, n)
-	got, err := client.Get(t.Context(), "-n", "34", "-c", "102", "-keepalive=false", "http://payments.aether.internal/",
-		"http://payments.aether.internal:8080/", "http://payments.default.aether.internal:8080/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(map[string]int{"200 payments-1:8080": 102}, got.Answers); diff != "" {
-		t.Errorf("answers (-want +got):\n%s", diff)
-	}
-	noDefaultPortCluster(t, n)
-}
-
 // A port is only asked of pods that advertise it: of two pods of a service the
 // one without 9090 never gets a request for 9090, and both get those for the
 // default port (contract 2).

@@ -63,6 +63,7 @@ type Relay struct {
 	pinned  map[string][]netip.Addr // guarded by mu; load assignments that stay as they are
 	admits  map[string][]string     // guarded by mu; SPIFFE IDs by cluster
 	pushes  int                     // guarded by mu; numbers the nonces
+	late    time.Duration           // guarded by mu; how much later Envoy gets a response
 }
 
 // relayStream is one stream of Envoy's.
@@ -135,6 +136,15 @@ func (r *Relay) Admit(cluster, spiffe string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.admits[cluster] = append(r.admits[cluster], spiffe)
+}
+
+// Delay makes every response of the registrar reach Envoy so much later, one after
+// the other on each stream: what an Envoy sees that is far away or busy, and what
+// makes a moment between two responses long enough to be seen.
+func (r *Relay) Delay(late time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.late = late
 }
 
 // push sends a cluster's load assignment to every stream that has it.
@@ -258,6 +268,9 @@ func (r *Relay) passResponses(s *relayStream, up grpc.ClientStream) error {
 		if err := up.RecvMsg(&resp); err != nil {
 			return err
 		}
+		if err := r.wait(s.Context()); err != nil {
+			return err
+		}
 		// One lock for all of a response: what a push finds afterwards is its content.
 		r.mu.Lock()
 		for _, name := range resp.GetRemovedResources() {
@@ -278,6 +291,21 @@ func (r *Relay) passResponses(s *relayStream, up grpc.ClientStream) error {
 		if err := s.send(&resp); err != nil {
 			return err
 		}
+	}
+}
+
+// wait is the delay of one response.
+func (r *Relay) wait(ctx context.Context) error {
+	r.mu.Lock()
+	late := r.late
+	r.mu.Unlock()
+	timer := time.NewTimer(late)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -24,13 +25,14 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 	useH2 := flags.Bool("h2", false, "HTTP/2 with prior knowledge")
 	keepAlive := flags.Bool("keepalive", true, "reuse connections")
 	authority := flags.String("authority", "", "authority to send in place of the URL's")
+	dial := flags.String("dial", "", "address (host:port) to connect to in place of the URL's")
 	timeout := flags.Duration("timeout", 10*time.Second, "time for each request")
 	return func(ctx context.Context, urls []string, stdout io.Writer) error {
 		if len(urls) == 0 || *workers < 1 {
 			return usageError{errors.New("get: want at least one URL and one worker")}
 		}
 		l := load{
-			client:    newClient(*useH2, *keepAlive, *timeout),
+			client:    newClient(*useH2, *keepAlive, *dial, *timeout),
 			urls:      urls,
 			total:     int64(*requests * len(urls)),
 			authority: *authority,
@@ -50,8 +52,14 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 	}
 }
 
-func newClient(useH2, keepAlive bool, timeout time.Duration) *http.Client {
+func newClient(useH2, keepAlive bool, dial string, timeout time.Duration) *http.Client {
 	transport := &http.Transport{DisableKeepAlives: !keepAlive, MaxIdleConnsPerHost: 1000}
+	if dial != "" {
+		transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			var dialer net.Dialer
+			return dialer.DialContext(ctx, network, dial)
+		}
+	}
 	if useH2 {
 		transport.Protocols = new(http.Protocols)
 		transport.Protocols.SetUnencryptedHTTP2(true)
@@ -77,7 +85,7 @@ type load struct {
 }
 
 func (l *load) run(ctx context.Context, workers int) answer.Tally {
-	l.tally.Answers = make(map[string]int)
+	l.tally.Answers, l.tally.Callers = make(map[string]int), make(map[string]int)
 	var group sync.WaitGroup
 	for range workers {
 		group.Go(func() {
@@ -89,8 +97,8 @@ func (l *load) run(ctx context.Context, workers int) answer.Tally {
 				begin := time.Now()
 				// A request that was begun is finished, so that the end of the run
 				// does not look like a failure.
-				got := l.get(context.WithoutCancel(ctx), l.urls[i%int64(len(l.urls))])
-				l.count(got, time.Since(begin))
+				got, caller := l.get(context.WithoutCancel(ctx), l.urls[i%int64(len(l.urls))])
+				l.count(got, caller, time.Since(begin))
 			}
 		})
 	}
@@ -111,36 +119,41 @@ func (l *load) await(ctx context.Context) bool {
 	}
 }
 
-func (l *load) count(got string, took time.Duration) {
+func (l *load) count(got, caller string, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tally.Requests++
 	l.tally.Answers[got]++
+	if caller != "" {
+		l.tally.Callers[caller]++
+	}
 	l.tally.MaxMillis = max(l.tally.MaxMillis, took.Milliseconds())
 }
 
-// get sends one request and says what came back.
-func (l *load) get(ctx context.Context, url string) string {
+// get sends one request and says what came back, and who the pod that answered took
+// the caller for.
+func (l *load) get(ctx context.Context, url string) (got, caller string) {
+	failed := func(err error) (string, string) { return "error: " + err.Error(), "" }
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
-		return "error: " + err.Error()
+		return failed(err)
 	}
 	if l.authority != "" {
 		req.Host = l.authority
 	}
 	resp, err := l.client.Do(req)
 	if err != nil {
-		return "error: " + err.Error()
+		return failed(err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return "error: " + err.Error()
+		return failed(err)
 	}
 	code := strconv.Itoa(resp.StatusCode)
-	var from answer.Origin
+	var from answer.Echo
 	if json.Unmarshal(body, &from) != nil || from.Pod == "" {
-		return code
+		return code, ""
 	}
-	return code + " " + from.String()
+	return code + " " + from.String(), from.XFCC
 }

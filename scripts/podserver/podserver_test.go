@@ -68,6 +68,7 @@ func TestServersAndClients(t *testing.T) {
 	}{
 		{name: "http/1.1", args: []string{"get", "-n", "3", "http://" + http + "/"}, want: []string{`"200 p1:` + ports[0] + `":3`}},
 		{name: "h2c on an http port", args: []string{"get", "-h2", "http://" + http + "/"}, want: []string{`"200 p1:` + ports[0] + `":1`}},
+		{name: "another address", args: []string{"get", "-dial", http, "http://nowhere.test/"}, want: []string{`"200 p1:` + ports[0] + `":1`}},
 		{name: "a status", args: []string{"get", "http://" + http + "/status/418"}, want: []string{`"418 p1:` + ports[0] + `":1`}},
 		{name: "h2c on an h2 port", args: []string{"get", "-h2", "http://" + h2 + "/"}, want: []string{`"200 p1:` + ports[1] + `":1`}},
 		{name: "http/1.1 on an h2 port fails", args: []string{"get", "http://" + h2 + "/"}, want: []string{`"error: `}},
