@@ -16,8 +16,9 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/portolan-mesh/portolan/registrar/internal/app.Version=$(VERSION)'
 # Deep copies into folder 1 and the CRD into folder 2, from the types of ServiceEndpoint.
 controller-gen = $(BIN)/controller-gen paths=./api/endpoint/v1alpha1 object output:object:dir=$(1) crd output:crd:dir=$(2)
-# Directories of the packages that have benchmarks.
-BENCHES  = $(sort $(dir $(shell grep -rl --include='*_test.go' '^func Benchmark' api plugins registrar scripts)))
+# make bench: some rows, separated by commas; non-empty: write README's table.
+ROWS    ?=
+README  ?=
 
 .PHONY: help
 help: ## list the targets
@@ -72,8 +73,9 @@ lab-check: root lab-build ## check the lab itself, in one of its own
 	@trap 'scripts/lab/lab.sh down' EXIT; scripts/lab/check.sh down
 
 .PHONY: bench
-bench: ## run the benchmarks
-	go test -run '^$$' -bench . -benchmem $(addprefix ./,$(BENCHES))
+bench: root build run-tools $(BIN)/fortio ## measure what the mesh costs (ROWS=add,use for some rows; README=1 puts the table into README.md)
+	@$(STATIC) -o $(BIN)/ ./scripts/podserver ./scripts/bench
+	@$(BIN)/bench -bin $(BIN) -envoy $(ENVOY) $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint $(BIN)/buf ## check style, layers and proto files
@@ -123,6 +125,10 @@ $(BIN)/cni/bridge: scripts/tools/cni/go.mod scripts/tools/cni/go.sum
 
 $(BIN)/golangci-lint: scripts/tools/lint/go.mod scripts/tools/lint/go.sum
 	cd scripts/tools/lint && CGO_ENABLED=0 GOBIN=$(BIN) go install -trimpath -ldflags '-s -w' tool
+	@touch $@
+
+$(BIN)/fortio: scripts/tools/fortio/go.mod scripts/tools/fortio/go.sum
+	cd scripts/tools/fortio && CGO_ENABLED=0 GOBIN=$(BIN) go install -trimpath -ldflags '-s -w' tool
 	@touch $@
 
 $(BIN)/buf: scripts/tools/buf/go.mod scripts/tools/buf/go.sum

@@ -41,12 +41,12 @@ type chain struct {
 func newChain(o Options) (*chain, error) {
 	portolan := map[string]any{"type": "portolan", "capabilities": map[string]bool{annotationsCapability: true}}
 	maps.Copy(portolan, o.Plugin)
-	return newChainOf(o, bridgeConf(), portolan)
+	return newChainOf(o, BridgeConf(), portolan)
 }
 
-// bridgeConf is the bridge plugin's entry: a bridge that routes, and addresses
+// BridgeConf is the bridge plugin's entry: a bridge that routes, and addresses
 // of both families. Duplicate address detection is off, as it is by default.
-func bridgeConf() map[string]any {
+func BridgeConf() map[string]any {
 	return map[string]any{
 		"type": "bridge", "bridge": Bridge, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true,
 		"ipam": map[string]any{

@@ -38,7 +38,7 @@ func newTestNode(t *testing.T, bin string, plugins ...map[string]any) *Node {
 	}
 	n := &Node{options: Options{Bin: bin, LogDir: t.TempDir(), CNIVersion: "1.1.0"}}
 	n.Registrar, n.DNS, n.Envoy = n.newProcess("run", nil, nil), n.newProcess("dns", nil, nil), n.newProcess("envoy", nil, nil)
-	if n.chain, err = newChainOf(n.options, append([]map[string]any{bridgeConf()}, plugins...)...); err != nil {
+	if n.chain, err = newChainOf(n.options, append([]map[string]any{BridgeConf()}, plugins...)...); err != nil {
 		t.Fatal(err)
 	}
 	if n.Outside, err = startOutside(t.Context()); err != nil {

@@ -162,26 +162,42 @@ func TestEndpointChangeIsFlat(t *testing.T) {
 // The memory of a pod stays small: at 100,000 pods with three ports each, all in, with
 // 100 and with 10 pods per service.
 func TestMemoryPerEndpoint(t *testing.T) {
-	const n, limit = 100_000, 500
+	const limit = 500
 	for _, podsPer := range []int{100, 10} {
-		var before, after runtime.MemStats
-		pods := fleet(n/podsPer, podsPer)
-		// What the engine keeps of the record is counted as its own.
-		var uids uint64
-		for _, p := range pods {
-			uids += uint64(len(p.UID) + 16 - len(p.UID)%16)
-		}
-		runtime.GC()
-		runtime.ReadMemStats(&before)
-		e := loaded(t, pods)
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		perPod := (after.HeapAlloc - before.HeapAlloc + uids) / n
-		t.Logf("%d pods per service: %d bytes per pod", podsPer, perPod)
-		if perPod > limit {
+		if perPod := memoryPerEndpoint(t, podsPer); perPod > limit {
 			t.Errorf("%d pods per service: %d bytes per pod, the limit is %d", podsPer, perPod, limit)
 		}
-		runtime.KeepAlive(e)
-		runtime.KeepAlive(pods)
 	}
+}
+
+// The same as a figure.
+func BenchmarkMemoryPerEndpoint(b *testing.B) {
+	for _, podsPer := range []int{100, 10} {
+		b.Run(fmt.Sprintf("pods=%d", podsPer), func(b *testing.B) {
+			for b.Loop() {
+				b.ReportMetric(float64(memoryPerEndpoint(b, podsPer)), "bytes/endpoint")
+			}
+		})
+	}
+}
+
+// memoryPerEndpoint is what an engine keeps for each of 100,000 pods, in bytes.
+func memoryPerEndpoint(tb testing.TB, podsPer int) uint64 {
+	tb.Helper()
+	const n = 100_000
+	var before, after runtime.MemStats
+	pods := fleet(n/podsPer, podsPer)
+	// What the engine keeps of the record is counted as its own.
+	var uids uint64
+	for _, p := range pods {
+		uids += uint64(len(p.UID) + 16 - len(p.UID)%16)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	e := loaded(tb, pods)
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	runtime.KeepAlive(e)
+	runtime.KeepAlive(pods)
+	return (after.HeapAlloc - before.HeapAlloc + uids) / n
 }

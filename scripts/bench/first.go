@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/portolan-mesh/portolan/scripts/node"
+)
+
+// The first request to each of firstPorts ports of firstPods services is measured.
+const (
+	firstPods    = 4
+	firstPorts   = 50
+	firstPort    = 7000
+	unknownPorts = 200
+)
+
+// firstRequest measures requests to clusters that Envoy does not have yet, and to
+// ports that nobody serves; each asks DNS and opens a connection.
+func firstRequest(ctx context.Context, r *rig) (_ []figure, err error) {
+	n, err := r.node(ctx)
+	if err != nil {
+		return nil, err
+	}
+	client, err := n.AddPod(ctx, node.PodSpec{Name: "first-client", Annotations: map[string]string{"endpoint.aether.io/ports": "none"}})
+	if err != nil {
+		return nil, err
+	}
+	defer deletePods(ctx, &err, client)
+	for i := range firstPods {
+		pod, end, err2 := firstServer(ctx, n, fmt.Sprintf("first-%d", i))
+		defer deletePods(ctx, &err, pod)
+		defer end()
+		if err2 != nil {
+			return nil, err2
+		}
+	}
+	call := newCaller(client, false)
+	ask := func(service, port, status int) (time.Duration, error) {
+		url := fmt.Sprintf("http://first-%d.aether.internal:%d/", service, port)
+		got, took, err := call.get(ctx, url)
+		if err == nil && got != status {
+			err = fmt.Errorf("%s: status %d, want %d", url, got, status)
+		}
+		return took, err
+	}
+	var cold, warm, unknown []time.Duration
+	for _, times := range []*[]time.Duration{&cold, &warm} {
+		for i := range firstPods * firstPorts {
+			took, err := ask(i%firstPods, firstPort+i/firstPods, http.StatusOK)
+			if err != nil {
+				return nil, err
+			}
+			*times = append(*times, took)
+		}
+	}
+	for i := range 2 * unknownPorts { // each port twice
+		took, err := ask(0, 20_000+i%unknownPorts, http.StatusServiceUnavailable)
+		if err != nil {
+			return nil, err
+		}
+		unknown = append(unknown, took)
+	}
+	worst := quantile(unknown, 1)
+	return []figure{
+		{
+			ok: quantile(cold, 0.99) < 15*time.Millisecond, what: "first request to a (service, port), with DNS and connection",
+			measured: fmt.Sprintf("p99 %s, p50 %s", millis(quantile(cold, 0.99)), millis(p50(cold))),
+			compared: fmt.Sprintf("the second (p50 %s)", millis(p50(warm))), aim: "p99 < 15 ms",
+		},
+		{
+			ok: worst < 5*time.Millisecond, what: "request to a port that nobody serves: 503, with DNS and connection",
+			measured: fmt.Sprintf("slowest of %d %s, p50 %s", len(unknown), millis(worst), millis(p50(unknown))), aim: "< 5 ms every time",
+		},
+	}, nil
+}
+
+// firstServer makes a pod whose ports all listen. end ends its servers; it and pod
+// are to be used whatever the error is.
+func firstServer(ctx context.Context, n *node.Node, name string) (pod *node.Pod, end func(), err error) {
+	var servers []*http.Server
+	end = func() {
+		for _, s := range servers {
+			_ = s.Close()
+		}
+	}
+	var ports []string
+	for i := range firstPorts {
+		ports = append(ports, fmt.Sprint(firstPort+i))
+	}
+	pod, err = n.AddPod(ctx, node.PodSpec{Name: name, Annotations: map[string]string{"endpoint.aether.io/ports": strings.Join(ports, ",")}})
+	if err != nil {
+		return nil, end, err
+	}
+	var errs []error
+	for i := range firstPorts {
+		s, err := serve(ctx, pod.Netns, firstPort+i)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		servers = append(servers, s)
+	}
+	errs = append(errs, n.WaitHealthy(ctx, "default/"+name, firstPort+firstPorts-1, 1))
+	return pod, end, errors.Join(errs...)
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/procfs"
+
+	"github.com/portolan-mesh/portolan/scripts/node"
+)
+
+const (
+	trafficRounds = 7
+	trafficTime   = 1500 * time.Millisecond
+	// trafficConnections saturate the two workers of the node's Envoy.
+	trafficConnections = 16
+)
+
+// load is what fortio measured, and what Envoy spent on each request.
+type load struct {
+	p50      time.Duration
+	qps      float64
+	requests int64
+	envoy    float64 // microseconds of processor time
+}
+
+// traffic compares requests from pod to pod on one node: through the mesh, direct,
+// and through an Envoy of the same number of workers with a hand-written
+// configuration of the same hops. Each request passes Envoy twice, out of the one
+// pod and into the other. That both passes are in one process, on one node, is what
+// one node can show: with two nodes each pass has an Envoy of its own.
+func traffic(ctx context.Context, r *rig) (_ []figure, err error) {
+	n, err := r.node(ctx)
+	if err != nil {
+		return nil, err
+	}
+	server, err := n.AddPod(ctx, node.PodSpec{Name: "traffic", Annotations: map[string]string{"endpoint.aether.io/ports": "8080"}})
+	if err != nil {
+		return nil, err
+	}
+	defer deletePods(ctx, &err, server)
+	client, err := n.AddPod(ctx, node.PodSpec{Name: "traffic-client", Annotations: map[string]string{"endpoint.aether.io/ports": "none"}})
+	if err != nil {
+		return nil, err
+	}
+	defer deletePods(ctx, &err, client)
+	path := n.Binary("fortio")
+	if _, err := server.Start("fortio", path, "server", "-http-port", "8080", "-grpc-port", "disabled",
+		"-redirect-port", "disabled", "-tcp-port", "disabled", "-udp-port", "disabled", "-loglevel", "error"); err != nil {
+		return nil, err
+	}
+	if err := n.WaitHealthy(ctx, "default/traffic", 8080, 1); err != nil {
+		return nil, err
+	}
+	byHand, err := startHandwritten(ctx, r, client, server)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, byHand.stop()) }()
+
+	ours, theirs := n.Envoy.Pid(), byHand.cmd.Process.Pid
+	measure := func(connections int) ([][]load, error) {
+		generator := fortio{path: path, from: client, connections: connections}
+		run := func(url string, envoy int) func(context.Context) (load, error) {
+			return func(ctx context.Context) (load, error) { return generator.send(ctx, url, envoy) }
+		}
+		return interleave(ctx, trafficRounds,
+			variant[load]{"direct", run(fmt.Sprintf("http://%s:8080/", server.IP()), ours)},
+			variant[load]{"portolan", run("http://traffic.aether.internal/", ours)},
+			variant[load]{"hand-written, HTTP/1.1 between", run(fmt.Sprintf("http://127.0.0.1:%d/", handwrittenHTTP1), theirs)},
+			variant[load]{"hand-written, HTTP/2 between", run(fmt.Sprintf("http://127.0.0.1:%d/", handwrittenHTTP2), theirs)},
+		)
+	}
+	one, err := measure(1)
+	if err != nil {
+		return nil, err
+	}
+	many, err := measure(trafficConnections)
+	if err != nil {
+		return nil, err
+	}
+	return []figure{latency(one), throughput(many)}, nil
+}
+
+// fortio is the load generator, in a pod.
+type fortio struct {
+	path        string
+	from        *node.Pod
+	connections int
+}
+
+// send sends requests as fast as they are answered, and looks at the Envoy with
+// this process ID meanwhile.
+func (f fortio) send(ctx context.Context, url string, envoy int) (load, error) {
+	before, err := processorTime(envoy)
+	if err != nil {
+		return load{}, err
+	}
+	out, err := f.from.Exec(ctx, f.path, "load", "-quiet", "-loglevel", "error", "-c", strconv.Itoa(f.connections), "-qps", "0",
+		"-t", trafficTime.String(), "-r", "0.000005", "-p", "50", "-json", "-", url)
+	if err != nil {
+		return load{}, err
+	}
+	l, err := readLoad(out)
+	if err != nil {
+		return load{}, err
+	}
+	after, err := processorTime(envoy)
+	l.envoy = float64((after - before).Microseconds()) / float64(l.requests)
+	return l, err
+}
+
+func latency(loads [][]load) figure {
+	var times [4][]time.Duration
+	for i, rounds := range loads {
+		for _, l := range rounds {
+			times[i] = append(times[i], l.p50)
+		}
+	}
+	mesh, http1, http2 := p50(minus(times[1], times[0])), p50(minus(times[2], times[0])), p50(minus(times[3], times[0]))
+	best := min(http1, http2)
+	return figure{
+		ok: ratio(mesh, best) <= 1.05, what: "latency that the mesh adds, one connection, two passes of one Envoy",
+		measured: fmt.Sprintf("%+.1f %% (+%s to direct %s)", 100*(ratio(mesh, best)-1), millis(mesh), millis(p50(times[0]))),
+		compared: fmt.Sprintf("hand-written Envoy with HTTP/1.1 (+%s) or HTTP/2 (+%s) between the passes, the better", millis(http1), millis(http2)),
+		aim:      "<= 5 % worse",
+	}
+}
+
+func throughput(loads [][]load) figure {
+	var rates, spent [4][]float64
+	for i, rounds := range loads {
+		for _, l := range rounds {
+			rates[i], spent[i] = append(rates[i], l.qps), append(spent[i], l.envoy)
+		}
+	}
+	mesh, best := p50(rates[1]), max(p50(rates[2]), p50(rates[3]))
+	return figure{
+		ok: mesh >= 0.95*best, what: fmt.Sprintf("requests/s, %d connections, two passes of one Envoy with two workers", trafficConnections),
+		measured: fmt.Sprintf("%+.1f %% (%.0f/s, %.0f us of Envoy's processor time each)", 100*(mesh/best-1), mesh, p50(spent[1])),
+		compared: fmt.Sprintf("hand-written Envoy with HTTP/1.1 (%.0f/s, %.0f us) or HTTP/2 (%.0f/s, %.0f us) between the passes, the better; direct %.0f/s",
+			p50(rates[2]), p50(spent[2]), p50(rates[3]), p50(spent[3]), p50(rates[0])),
+		aim: "<= 5 % worse",
+	}
+}
+
+// readLoad reads fortio's report; an answer that is not 200 is an error.
+func readLoad(report string) (load, error) {
+	var r struct {
+		ActualQPS         float64
+		RetCodes          map[string]int64
+		DurationHistogram struct {
+			Percentiles []struct{ Value float64 }
+		}
+	}
+	if err := json.Unmarshal([]byte(report), &r); err != nil {
+		return load{}, fmt.Errorf("read fortio's report: %w", err)
+	}
+	if len(r.DurationHistogram.Percentiles) == 0 || len(r.RetCodes) != 1 || r.RetCodes["200"] == 0 {
+		return load{}, fmt.Errorf("fortio's answers were %v", r.RetCodes)
+	}
+	return load{
+		p50: time.Duration(r.DurationHistogram.Percentiles[0].Value * float64(time.Second)),
+		qps: r.ActualQPS, requests: r.RetCodes["200"],
+	}, nil
+}
+
+// processorTime is what a process has used so far.
+func processorTime(pid int) (time.Duration, error) {
+	proc, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, fmt.Errorf("read Envoy's processor time: %w", err)
+	}
+	stat, err := proc.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("read Envoy's processor time: %w", err)
+	}
+	return time.Duration(stat.CPUTime() * float64(time.Second)), nil
+}
