@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/portolan-mesh/portolan/api/authority"
 	"github.com/portolan-mesh/portolan/api/port"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
@@ -92,10 +93,8 @@ func (n Entry) validate() error {
 		return fmt.Errorf("committed port %d is no HTTP port", n.Committed.Number)
 	case n.Step > lastStep:
 		return fmt.Errorf("step %d is unknown", n.Step)
-	case n.Step == Splitting || n.Step == Moving || n.Step == Joining:
-		if n.Committed.Number == 0 {
-			return fmt.Errorf("it is %s without a committed port", n.Step)
-		}
+	case n.Committed.Number == 0 && (n.Step == Splitting || n.Step == Moving || n.Step == Joining):
+		return fmt.Errorf("it is %s without a committed port", n.Step)
 	case !slices.IsSorted(n.Accounts) || !slices.IsSorted(n.Retired):
 		return fmt.Errorf("accounts or retired names are not sorted")
 	}
@@ -104,6 +103,9 @@ func (n Entry) validate() error {
 
 // load makes a saved service known, or keeps the address of a forgotten one.
 func (e *Engine) load(n Entry) error {
+	if !authority.ValidLabel(n.Service.Name) || !authority.ValidLabel(n.Service.Namespace) {
+		return fmt.Errorf("it is not two DNS labels: its names could be another service's")
+	}
 	housed, err := e.vips.restore(n.Service, n.VIP4, n.ReleasedAt)
 	if err != nil {
 		return err
@@ -126,7 +128,7 @@ func (e *Engine) load(n Entry) error {
 	protocol, _ := s.protocol(n.Default)
 	s.def = port.Port{Number: n.Default, Protocol: protocol}
 	s.bare, s.step = n.Committed, n.Step
-	s.accounts, s.retired = slices.Clone(n.Accounts), slices.Clone(n.Retired)
+	s.accounts, s.retired = slices.Compact(slices.Clone(n.Accounts)), slices.Compact(slices.Clone(n.Retired))
 	s.idleSince = n.LastSeen
 	if s.idleSince.IsZero() {
 		s.idleSince = e.now
@@ -139,7 +141,11 @@ func (e *Engine) load(n Entry) error {
 	e.tokens++
 	s.token = e.tokens
 	s.refuseBare = s.step == Splitting && s.wanted().Number == 0
-	return e.loadFlat(s, n)
+	if err := e.loadFlat(s, n); err != nil {
+		return err
+	}
+	e.unretire(s)
+	return nil
 }
 
 // heatFlats makes newcomers claim a flat name step by step if a saved service may have

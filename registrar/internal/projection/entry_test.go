@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
 // store is what a publisher keeps on disk: the entries that Changes asked to save.
@@ -250,5 +251,96 @@ func TestRangeChanges(t *testing.T) {
 	}
 	if _, ok := disk["default/old"]; ok {
 		t.Error("the forgotten service's address of another range is kept")
+	}
+}
+
+// FuzzSaved gives New entries of any content; how they are read from bytes is
+// FuzzLoad's, of package catalogue. What is taken is sound: it is routed by unique
+// names (I6), pods can join it, every step comes to its end, and what is saved then
+// is taken again.
+func FuzzSaved(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{2, 0, 2, 2, 1, 0, 2, 0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Add([]byte{4, 0, 0, 1, 1, 3, 1, 0, 1, 2, 0, 3, 1, 1, 1, 0, 1, 1, 0, 0, 1, 0, 2, 5, 1, 1, 2, 0, 4, 0, 0, 1, 2, 1, 0})
+	f.Add([]byte{2, 0, 2, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}) // default/s.shop, shop/s
+	for _, once := range []string{"1201181018010000100000000000", "120290000008010001020000", "12010800080100002", "120118100811800010"} { // retired names
+		f.Add([]byte(once))
+	}
+	f.Add([]byte("a service in every step, with names that were another's"))
+	f.Add([]byte("\x03\x00\x00\x01\x01\x01\x01\x02\x01\x00\x01\x06\x03\x00\x01\x01\x01\x01\x02\x01\x00\x00\x05"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		e := takeSaved(t, anyEntries(data))
+		e.Synced()
+		checkReferences(t, e)
+		upsert(t, e, pod("s", "default/s", "10.0.0.3", "5432=tcp+ 8080*+ 9090=h2+"), pod("x", "shop/x", "10.0.0.2", "9090*+"))
+		checkReferences(t, e)
+		rest(e)
+		checkReferences(t, e)
+		again := store{}
+		for k := range e.Services() {
+			if entry, ok := e.Entry(k); ok {
+				again[k.String()] = entry
+			}
+		}
+		if _, err := New(twoFlat(), again.entries(), t0); err != nil {
+			t.Fatalf("what was taken is not taken again: %v", err)
+		}
+	})
+}
+
+// anyEntries makes up to five entries out of bytes.
+func anyEntries(data []byte) []Entry {
+	choose := func(n int) int {
+		if len(data) == 0 {
+			return 0
+		}
+		b := data[0]
+		data = data[1:]
+		return int(b) % n
+	}
+	names := []string{"s", "x", "s.shop", "", "X", "shop"}
+	anyPort := func() port.Port {
+		return port.Port{Number: []uint16{8080, 9090, 5432, 80, 0, 65535}[choose(6)], Protocol: port.Protocol(choose(5))}
+	}
+	texts := func() (out []string) {
+		for range choose(3) {
+			out = append(out, []string{"s.aether.internal:9090", "s.aether.internal", "x.shop.aether.internal:1", ""}[choose(4)])
+		}
+		return out
+	}
+	entries := make([]Entry, choose(6))
+	for i := range entries {
+		n := &entries[i]
+		n.Service = model.ServiceKey{Namespace: []string{"default", "shop", "ops", "", "a.b"}[choose(5)], Name: names[choose(len(names))]}
+		for range choose(4) {
+			n.Ports = append(n.Ports, anyPort())
+		}
+		n.Default, n.Committed = anyPort().Number, anyPort()
+		n.Step, n.Flat = Step(choose(int(lastStep)+2)), choose(2) == 1
+		n.VIP4 = []netip.Addr{{}, netip.MustParseAddr("198.18.0.9"), netip.MustParseAddr("198.19.0.1"), netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd70:6f72:746f::9")}[choose(5)]
+		n.ReleasedAt = []time.Time{{}, {}, {}, t0.Add(-time.Hour)}[choose(4)]
+		n.LastSeen = []time.Time{{}, t0, t0.Add(time.Hour)}[choose(3)]
+		n.Accounts, n.Retired = texts(), texts()
+	}
+	return entries
+}
+
+// takeSaved leaves out what New refuses, one entry after the other.
+func takeSaved(t *testing.T, saved []Entry) *Engine {
+	t.Helper()
+	for {
+		e, err := New(twoFlat(), saved, t0)
+		if err == nil {
+			return e
+		}
+		unfit, ok := errors.AsType[*EntryError](err)
+		if !ok {
+			t.Fatal(err)
+		}
+		left := slices.DeleteFunc(slices.Clone(saved), func(e Entry) bool { return e.Service == unfit.Service })
+		if len(left) == len(saved) {
+			t.Fatalf("%v: there is no such entry", err)
+		}
+		saved = left
 	}
 }

@@ -226,3 +226,25 @@ func TestFlatNamespacesChange(t *testing.T) {
 	check(t, "y", hosts(view(t, e, "shop/y")), []string{"y y:8080 y.shop y.shop:8080 -> y", "y:* y.shop:* -> refuse"})
 	check(t, "names", view(t, e, "default/x").Spellings, []string{"x.default.aether.internal"})
 }
+
+// A port that went while the service had the flat name, and comes back when it has its
+// long name again, is served: what was retired with the long name is a cluster now.
+func TestPortBackAfterFlatName(t *testing.T) {
+	alone, both := pod("b", "shop/x", "10.0.0.2", "8080*+"), pod("b", "shop/x", "10.0.0.2", "8080*+ 9090+")
+	e := newEngine(t, twoFlat(), pod("a", "default/x", "10.0.0.1", "8080*+"), both)
+	rest(e)
+	remove(e, "a")
+	e.Expire(t0.Add(DefaultRetention))
+	rest(e)
+	if c, ok := e.Cluster("x." + domain + ":9090"); !ok || len(c.Endpoints) != 1 {
+		t.Fatalf("the flat name is not shop/x: %+v", c)
+	}
+	upsert(t, e, alone, pod("a2", "default/x", "10.0.0.1", "8080*+"))
+	rest(e)
+	upsert(t, e, both)
+	rest(e)
+	if c, ok := e.Cluster("x.shop." + domain + ":9090"); !ok || len(c.Endpoints) != 1 {
+		t.Errorf("port 9090 is refused: %+v", c)
+	}
+	checkReferences(t, e)
+}

@@ -60,6 +60,7 @@ func (e *Engine) refresh(s *service) {
 	}
 	c := e.note(s)
 	if shape {
+		e.unretire(s) // a port that is back
 		c.Shape, c.Entry = true, true
 	}
 	c.Clusters = c.Clusters || clusters

@@ -215,14 +215,7 @@ func (e *Engine) begin(s *service, step Step) {
 	s.step = step
 	e.tokens++
 	s.token = e.tokens
-	// What is a cluster in this step is not retired any more.
-	if len(s.retired) > 0 {
-		for _, d := range e.definitions(s) {
-			if i, ok := slices.BinarySearch(s.retired, d.name); ok {
-				s.retired = slices.Delete(s.retired, i, i+1)
-			}
-		}
-	}
+	e.unretire(s)
 	if s.bare.Number != 0 {
 		s.touched.add(s.bare.Number)
 	}
@@ -234,6 +227,19 @@ func (e *Engine) begin(s *service, step Step) {
 // (I2). Were it asked for as an alias before, in whatever case, that is forgotten when
 // the names of the service are looked at again.
 func (e *Engine) retire(s *service, name string) { insert(&s.retired, name) }
+
+// unretire drops the names that are clusters in the present step: those are not
+// retired any more.
+func (e *Engine) unretire(s *service) {
+	if len(s.retired) == 0 {
+		return
+	}
+	for _, d := range e.definitions(s) {
+		if i, ok := slices.BinarySearch(s.retired, d.name); ok {
+			s.retired = slices.Delete(s.retired, i, i+1)
+		}
+	}
+}
 
 // awaits returns what the service's step awaits, in the order in which it is to be
 // sent. Every step's clusters go out before its route table.
