@@ -7,6 +7,7 @@ package limit
 import (
 	"fmt"
 	"net/netip"
+	"unicode/utf8"
 )
 
 // FieldError is the error of every Validate: one field of a message breaks its
@@ -29,10 +30,14 @@ func Errorf(field, format string, args ...any) error {
 	return &FieldError{Field: field, Problem: fmt.Sprintf(format, args...)}
 }
 
-// Bytes refuses a text longer than most bytes. The error is a *FieldError.
+// Bytes refuses a text longer than most bytes, and one that is no UTF-8: no
+// message could carry it. The error is a *FieldError.
 func Bytes(field, value string, most int) error {
 	if len(value) > most {
 		return Errorf(field, "%d bytes, at most %d are allowed", len(value), most)
+	}
+	if !utf8.ValidString(value) {
+		return Errorf(field, "%.64q is no UTF-8", value)
 	}
 	return nil
 }

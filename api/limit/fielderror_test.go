@@ -20,6 +20,7 @@ func TestChecks(t *testing.T) {
 		{name: "bytes at the limit", err: Bytes("f", "abc", 3)},
 		{name: "bytes past it", err: Bytes("f", "abcd", 3), want: "f: 4 bytes, at most 3 are allowed"},
 		{name: "bytes, not characters", err: Bytes("f", "äö", 3), want: "f: 4 bytes, at most 3 are allowed"},
+		{name: "no text that a message carries", err: Bytes("f", "\xff", 3), want: `f: "\xff" is no UTF-8`},
 
 		{name: "no entries", err: Count("f", 0, 0)},
 		{name: "entries at the limit", err: Count("f", 2, 2)},
