@@ -3,9 +3,13 @@ package attach
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/portolan-mesh/portolan/api/authority"
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/state"
 )
@@ -44,12 +48,30 @@ func (s *store) remove(keys ...model.AttachmentKey) error {
 // load returns what is stored, in key order.
 func (s *store) load() ([]model.Pod, error) {
 	return s.records.Load(func(key string, p model.Pod) error {
-		switch {
-		case recordKey(p.Key) != key:
+		if recordKey(p.Key) != key {
 			return fmt.Errorf("it is the record of %s", recordKey(p.Key))
-		case len(p.Addresses) == 0:
-			return fmt.Errorf("it has no address")
 		}
-		return nil
+		return usable(p)
 	})
+}
+
+// usable refuses a pod that Decide cannot have made. What Decide leaves open stays
+// open: a stricter parser must not un-mesh a running pod.
+func usable(p model.Pod) error {
+	key := &cniv1.Attachment{ContainerId: p.Key.ContainerID, Ifname: p.Key.IfName}
+	if err := key.Validate(); err != nil {
+		return err
+	}
+	if len(p.Addresses) == 0 || slices.ContainsFunc(p.Addresses, func(a netip.Addr) bool { return !a.IsValid() || a.Zone() != "" }) {
+		return fmt.Errorf("it has no usable address")
+	}
+	if len(p.Ports) > 0 && (!authority.ValidLabel(p.Service.Name) || !authority.ValidLabel(p.Service.Namespace)) {
+		return fmt.Errorf("service %q is not two DNS labels", p.Service)
+	}
+	for i, pt := range p.Ports {
+		if pt.Number == 0 || i > 0 && p.Ports[i-1].Number >= pt.Number {
+			return fmt.Errorf("ports are not ascending from 1 at %d", pt.Number)
+		}
+	}
+	return nil
 }
