@@ -1,10 +1,13 @@
 package catalogue
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,16 +21,16 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 )
 
-func open(t *testing.T, path string, log *slog.Logger) (*Store, *bolt.DB) {
-	t.Helper()
+func open(tb testing.TB, path string, log *slog.Logger) (*Store, *bolt.DB) {
+	tb.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = db.Close() })
+	tb.Cleanup(func() { _ = db.Close() })
 	s, err := Open(db, log)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s, db
 }
@@ -112,5 +115,95 @@ func TestUnusableEntries(t *testing.T) {
 		}); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// FuzzLoad reads whatever a bucket may hold. A value is loaded, and then saved and
+// loaded again as the same, or it is set aside with its bytes; what is beside it is
+// loaded either way.
+func FuzzLoad(f *testing.F) {
+	good, err := json.Marshal(entry("odd"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add("default/odd", good)
+	f.Add("default/even", good)
+	f.Add("default/odd", good[:len(good)/2])
+	f.Add("/", []byte("{}"))
+	f.Add("a/b/c", []byte(`{"Service":{"Namespace":"a","Name":"b/c"},"Ports":[{"Number":70000}]}`))
+	f.Add("\xff", []byte(`{"VIP4":"::1%eth0","LastSeen":"0000-00-00T00:00:00Z","Step":-1}`))
+	s, db := open(f, filepath.Join(f.TempDir(), "state.db"), slog.New(slog.DiscardHandler))
+	db.NoSync, db.MaxBatchDelay = true, 0
+	f.Fuzz(func(t *testing.T, key string, value []byte) {
+		beside := entry("beside")
+		if key == "" || len(key) > bolt.MaxKeySize || key == beside.Service.String() {
+			return
+		}
+		if err := s.Save([]projection.Entry{beside}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(bucketServices)).Put([]byte(key), value) }); err != nil {
+			t.Fatal(err)
+		}
+		defer empty(t, db)
+		got, err := s.Load(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rest := slices.DeleteFunc(slices.Clone(got), func(e projection.Entry) bool { return e.Service.String() == key })
+		if d := cmp.Diff([]projection.Entry{beside}, rest, compare); d != "" {
+			t.Fatalf("what is beside it (-want +got):\n%s", d)
+		}
+		if len(got) == 1 {
+			if aside := read(t, db, bucketServices+".unreadable", key); !bytes.Equal(aside, value) {
+				t.Fatalf("set aside %q, was %q", aside, value)
+			}
+			return
+		}
+		if err := s.Save(got, nil); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := s.Load(all); err != nil || cmp.Diff(got, again, compare) != "" {
+			t.Fatalf("loaded again: %v\n%s", err, cmp.Diff(got, again, compare))
+		}
+	})
+}
+
+// read returns a copy of a value, nil if there is none.
+func read(t *testing.T, db *bolt.DB, bucket, key string) (value []byte) {
+	t.Helper()
+	if err := db.View(func(tx *bolt.Tx) error {
+		if b := tx.Bucket([]byte(bucket)); b != nil {
+			value = bytes.Clone(b.Get([]byte(key)))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+// empty empties all buckets.
+func empty(t *testing.T, db *bolt.DB) {
+	t.Helper()
+	if err := db.Update(func(tx *bolt.Tx) error {
+		for _, bucket := range []string{bucketServices, bucketServices + ".unreadable"} {
+			b := tx.Bucket([]byte(bucket))
+			if b == nil {
+				continue
+			}
+			var keys [][]byte
+			if err := b.ForEach(func(k, _ []byte) error { keys = append(keys, bytes.Clone(k)); return nil }); err != nil {
+				return err
+			}
+			for _, k := range keys {
+				if err := b.Delete(k); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
