@@ -14,6 +14,9 @@ KEEP    ?=
 NODES   ?= 2
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/portolan-mesh/portolan/registrar/internal/app.Version=$(VERSION)'
+# How long each fuzz target runs, and with how many workers (all processors).
+FUZZTIME    ?= 5s
+FUZZWORKERS ?=
 # Deep copies into folder 1 and the CRD into folder 2, from the types of ServiceEndpoint.
 controller-gen = $(BIN)/controller-gen paths=./api/endpoint/v1alpha1 object output:object:dir=$(1) crd output:crd:dir=$(2)
 # make bench: some rows, separated by commas; non-empty: write README's table.
@@ -45,6 +48,10 @@ test: root build run-tools ## run every test: unit, network namespaces, real Env
 	$(STATIC) -o $(BIN)/ ./scripts/podserver
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -p 2 -timeout 10m $$(go list ./... | grep -v /scripts/e2e)
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -timeout 10m -count 1 ./scripts/e2e
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (default 5s; 3m makes an hour)
+	@scripts/tools/fuzz.sh $(FUZZTIME) $(FUZZWORKERS)
 
 .PHONY: lab-build
 lab-build: $(BIN)/cni/bridge ## build the lab: Kubernetes, containerd, CoreDNS (ten minutes the first time)
