@@ -33,11 +33,17 @@ func (p *Publisher) onDemand(d cache.Demand) {
 	made := slices.DeleteFunc(d.Dropped, func(k cache.Key) bool {
 		return k.Kind != cache.OnDemandCluster && k.Kind != cache.Endpoints
 	})
+	left := newBatch()
 	for _, key := range p.cache.Evict(made...) {
 		if g, ok := p.given[key.Name]; ok && g.kind == key.Kind {
 			p.forget(key.Name)
 		}
+		// Others may read its endpoints still.
+		if endpoints := (cache.Key{Kind: cache.Endpoints, Name: key.Name}); key != endpoints && p.cache.Subscribed(endpoints) {
+			p.giveEndpoints(left, key.Name)
+		}
 	}
+	p.applyBatch(left)
 	// Asking makes aliases part of a service, and can reach the cap.
 	p.flush()
 	p.updateTable(false)

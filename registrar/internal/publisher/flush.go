@@ -106,16 +106,15 @@ func (p *Publisher) reshape(b *batch, key model.ServiceKey, shape projection.Vie
 		p.wake()
 	}
 	for _, c := range shape.Clusters {
-		if _, ok := p.given[c.Name]; ok {
-			continue
-		}
+		g, given := p.given[c.Name]
 		// What was asked for before it existed, or was taken from Envoy, is still
 		// subscribed and will not be asked for again (XDS-R4, XDS-D4).
-		for _, kind := range []cache.Kind{cache.OnDemandCluster, cache.Endpoints} {
-			if p.cache.Subscribed(cache.Key{Kind: kind, Name: c.Name}) {
-				p.give(b, c.Name, kind)
-				break
-			}
+		switch {
+		case given && g.kind != cache.Endpoints:
+		case p.cache.Subscribed(cache.Key{Kind: cache.OnDemandCluster, Name: c.Name}):
+			p.give(b, c.Name, cache.OnDemandCluster)
+		case !given && p.cache.Subscribed(cache.Key{Kind: cache.Endpoints, Name: c.Name}):
+			p.giveEndpoints(b, c.Name)
 		}
 	}
 	p.warmAll(b)
@@ -158,6 +157,9 @@ func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
 	}
 	a := p.engine.Resolve(name)
 	p.forget(name)
+	// Who still has the cluster, because its change is late or rejected, or reads
+	// endpoints alone, must not keep those of a name that leads nowhere.
+	endpoints := cache.Key{Kind: cache.Endpoints, Name: name}
 	switch a.Kind {
 	case projection.Real:
 		msg, err := resource.Cluster(p.serviceCluster(a.Cluster))
@@ -170,8 +172,9 @@ func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
 		p.setEndpoints(b, a.Cluster)
 	case projection.Tombstone:
 		p.set(b, kind, name, resource.Tombstone(name))
+		b.remove(endpoints)
 	case projection.Refused:
-		b.remove(cache.Key{Kind: kind, Name: name})
+		b.remove(cache.Key{Kind: kind, Name: name}, endpoints)
 		return
 	}
 	p.note(name, givenCluster{service: a.Service, port: a.Cluster.ID.Port, kind: kind, tombstone: a.Kind == projection.Tombstone})
