@@ -70,7 +70,7 @@ func TestList(t *testing.T) {
 		"good":  sandbox("good", runtimev1.NamespaceMode_POD, good),
 	}}
 	socket := filepath.Join(t.TempDir(), "runtime.sock")
-	l, err := net.Listen("unix", socket) //nolint:noctx // a socket of this test
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
