@@ -259,6 +259,9 @@ func (e *Engine) Synced() {
 	}
 }
 
+// Retention is how long a service stays known after its last endpoint.
+func (e *Engine) Retention() time.Duration { return e.cfg.Retention }
+
 // Expire forgets services that have had no endpoint for the retention, and deleted
 // records. It returns when to call again, zero if nothing waits for time. A service
 // that is forgotten first leaves the route table: it is Leaving until Advance. One in

@@ -165,7 +165,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 }
 
 // The bounds of how long nothing is done about time: services that are to be
-// forgotten, and a route table that waits for its turn.
+// forgotten, and a route table that waits for its turn. A service becomes idle
+// without a word to who waits, so the upper one is the retention if that is less:
+// it is forgotten at most once as late as that again.
 const (
 	minExpiry = 100 * time.Millisecond
 	maxExpiry = time.Minute
@@ -178,10 +180,11 @@ func (p *Publisher) expire() time.Duration {
 	now := p.cfg.Now()
 	next := p.engine.Expire(now)
 	p.flush()
+	longest := min(maxExpiry, p.engine.Retention())
 	if next.IsZero() {
-		return maxExpiry
+		return max(longest, minExpiry)
 	}
-	return min(max(next.Sub(now), minExpiry), maxExpiry)
+	return max(min(next.Sub(now), longest), minExpiry)
 }
 
 // SetOldest says when the oldest local attachment was made: the addresses of
