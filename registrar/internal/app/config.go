@@ -33,7 +33,6 @@ const (
 	defaultDomain      = "aether.internal"
 	defaultVIP4        = "198.18.0.0/15"
 	defaultVIP6        = "fd70:6f72:746f::/64"
-	backendEmbedded    = "embedded"
 )
 
 // meshConfig names the mesh and this node's place in it.
@@ -102,6 +101,7 @@ type runConfig struct {
 	HTTPAddress string
 	DNSUpstream []string
 	Registry    string
+	Kubeconfig  string
 	DrainWait   time.Duration
 	Sweep       time.Duration
 	// SVIDLifetime of the pods' certificates, as the built-in CA signs them.
@@ -121,7 +121,8 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.StateDir, "state-dir", defaultStateDir, "folder of what survives a restart")
 	f.StringVar(&c.HTTPAddress, "http-address", defaultHTTP, "loopback address of /metrics, /healthz and /readyz")
 	f.StringSliceVar(&c.DNSUpstream, "dns-upstream", nil, "resolvers for names outside the mesh, host or host:port (default: this host's resolv.conf)")
-	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded")
+	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded (on this machine) or kubernetes (shared by all nodes)")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "how to reach the Kubernetes API (default: as the pod that the registrar runs in)")
 	f.DurationVar(&c.DrainWait, "drain-wait", time.Second, "how long DEL waits at most until this node's Envoy has let go of the pod")
 	f.DurationVar(&c.Sweep, "sweep-interval", 10*time.Second, "how often attachments whose pod is gone, the spool and the captures are looked at")
 	f.DurationVar(&c.SVIDLifetime, "svid-lifetime", identity.MaxLifetime, "how long a pod's certificate lives; it is renewed at half of that")
@@ -131,8 +132,13 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 
 func (c *runConfig) validate() error {
 	var errs []error
-	if c.Registry != backendEmbedded {
-		errs = append(errs, fmt.Errorf("--registry %q: this version has the backend %q", c.Registry, backendEmbedded))
+	if c.Registry != backendEmbedded && c.Registry != backendKubernetes {
+		errs = append(errs, fmt.Errorf("--registry %q: use %s or %s", c.Registry, backendEmbedded, backendKubernetes))
+	}
+	if c.Registry == backendKubernetes {
+		if _, err := kubernetesConfig(c.Kubeconfig); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	for _, p := range []struct{ flag, path string }{
 		{"cni-socket", c.CNISocket},

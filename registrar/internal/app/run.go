@@ -31,7 +31,6 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
 	"github.com/portolan-mesh/portolan/registrar/internal/readiness"
-	"github.com/portolan-mesh/portolan/registrar/internal/registry/embedded"
 	"github.com/portolan-mesh/portolan/registrar/internal/state"
 	"github.com/portolan-mesh/portolan/registrar/internal/unixsocket"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
@@ -80,7 +79,7 @@ type daemon struct {
 
 	db         *bolt.DB
 	recovery   state.Recovery
-	backend    *embedded.Backend
+	backend    backend
 	cache      *cache.Cache
 	xds        *server.Server
 	publisher  *publisher.Publisher
@@ -132,7 +131,11 @@ func (d *daemon) openState() error {
 	if err != nil {
 		return err
 	}
-	d.backend, err = embedded.Open(embedded.Options{DB: d.db, MeshName: d.meshName, Log: d.component("registry")})
+	// Assigned only when it is one: a nil pointer in an interface is not nil.
+	opened, err := d.openRegistry()
+	if err == nil {
+		d.backend = opened
+	}
 	return err
 }
 
@@ -321,7 +324,11 @@ func (d *daemon) servePods(ctx context.Context) error {
 	if oldest, ok := d.pods.Oldest(); ok {
 		d.publisher.SetOldest(oldest)
 	}
-	d.awaitPublished(ctx)
+	uids := d.published()
+	if err := d.backend.Retain(ctx, uids); err != nil {
+		return fmt.Errorf("withdraw what is left of pods that are gone: %w", err)
+	}
+	d.awaitPublished(ctx, uids)
 	if err := d.names.setPods(d.pods.Pods()); err != nil {
 		return err
 	}
@@ -348,16 +355,21 @@ func (d *daemon) servePods(ctx context.Context) error {
 // back from the registry: longer than a slow disk holds a change up.
 const publishTimeout = 5 * time.Second
 
-// awaitPublished keeps Envoy unanswered until the records of restored pods are
-// projected: a registrar that lost its state must not take away what Envoy has
-// (XDS-43, contract 4.8).
-func (d *daemon) awaitPublished(ctx context.Context) {
+// published returns the UIDs of the records that the attached pods have.
+func (d *daemon) published() []string {
 	var uids []string
 	for _, p := range d.pods.Pods() {
 		if len(p.Ports) > 0 {
 			uids = append(uids, p.Key.String())
 		}
 	}
+	return uids
+}
+
+// awaitPublished keeps Envoy unanswered until the records of restored pods are
+// projected: a registrar that lost its state must not take away what Envoy has
+// (XDS-43, contract 4.8).
+func (d *daemon) awaitPublished(ctx context.Context, uids []string) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	if err := d.publisher.AwaitProjected(ctx, uids); err != nil {

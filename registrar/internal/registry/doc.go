@@ -3,6 +3,7 @@
 // reader has seen everything. How records are stored is a backend's affair:
 //
 //	embedded     a bbolt file, one machine (registry/embedded)
+//	kubernetes   one object per pod at an API server (registry/kubernetes)
 //
 // The package has what backends share: the Backend interface, the Table that
 // keeps the records in memory and feeds the watchers, and the conversion between

@@ -24,6 +24,7 @@ import (
 	"github.com/portolan-mesh/portolan/api/port"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry"
+	"github.com/portolan-mesh/portolan/registrar/internal/registry/registrytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -79,6 +80,15 @@ func backend(tb testing.TB, db *bbolt.DB) (*Backend, *bytes.Buffer) {
 	must(tb, err)
 	tb.Cleanup(func() { _ = b.Close() })
 	return b, logged
+}
+
+// What every backend promises holds with a file, too.
+func TestConformance(t *testing.T) {
+	registrytest.Conform(t, func(t *testing.T) registry.Backend {
+		t.Helper()
+		b, _ := backend(t, database(t, filepath.Join(t.TempDir(), "state.db")))
+		return b
+	})
 }
 
 // What was published or withdrawn is there, equal in every field, after the
@@ -423,40 +433,6 @@ func TestReadOnly(t *testing.T) {
 		if err := b.Close(); err == nil || !strings.HasPrefix(err.Error(), "1 endpoints wait in memory to be stored in "+path) || !strings.HasSuffix(err.Error(), "make its file system writable") {
 			t.Errorf("Close: %v", err)
 		}
-	}
-}
-
-// Closing ends watches and refuses calls; what was published before is stored.
-func TestClose(t *testing.T) {
-	db := database(t, filepath.Join(t.TempDir(), "state.db"))
-	b, _ := backend(t, db)
-	ended := make(chan error)
-	complete := make(chan struct{})
-	go func() {
-		ended <- b.Watch(t.Context(), func(ev registry.Event) {
-			if ev.Kind == registry.Complete {
-				close(complete)
-			}
-		})
-	}()
-	<-complete
-	must(t, b.Publish(t.Context(), endpoint("a", 1)))
-	must(t, b.Close())
-	must(t, b.Close())
-	if err := <-ended; !errors.Is(err, registry.ErrClosed) {
-		t.Errorf("the watch ended with %v", err)
-	}
-	for name, err := range map[string]error{
-		"Publish":  b.Publish(t.Context(), endpoint("b", 1)),
-		"Withdraw": b.Withdraw(t.Context(), "a", 2),
-		"Watch":    b.Watch(t.Context(), func(registry.Event) {}),
-	} {
-		if !errors.Is(err, registry.ErrClosed) {
-			t.Errorf("%s after Close: %v", name, err)
-		}
-	}
-	if again, _ := backend(t, db); len(again.Snapshot()) != 1 {
-		t.Errorf("stored: %+v", again.Snapshot())
 	}
 }
 
