@@ -1,10 +1,16 @@
 package apiservertest_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -181,4 +187,51 @@ func TestAway(t *testing.T) {
 	if _, err := maps.Get(t.Context(), "kept", metav1.GetOptions{}); err != nil {
 		t.Errorf("a server that is back said: %v", err)
 	}
+}
+
+// childEnv says that the test binary is the child of TestEndsWithTheTest.
+const childEnv = "APISERVERTEST_CHILD"
+
+// A test binary that is killed runs no clean-up.
+func TestEndsWithTheTest(t *testing.T) {
+	if os.Getenv(childEnv) != "" {
+		server := apiservertest.Start(t)
+		t.Log("serves " + server.Admin().Host)
+		select {}
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestEndsWithTheTest$", "-test.v")
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var host string
+	for lines := bufio.NewScanner(out); host == "" && lines.Scan(); {
+		_, host, _ = strings.Cut(lines.Text(), "serves https://")
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	addr, err := netip.ParseAddrPort(host)
+	if err != nil {
+		t.Fatalf("the child started no server: %v", err)
+	}
+	for _, port := range []uint16{addr.Port(), 2379} {
+		deadline := time.Now().Add(patience)
+		for at := netip.AddrPortFrom(addr.Addr(), port).String(); dials(at); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s still serves after its test was killed", at)
+			}
+		}
+	}
+}
+
+func dials(addr string) bool {
+	conn, err := net.Dial("tcp", addr)
+	if err == nil {
+		_ = conn.Close()
+	}
+	return err == nil
 }

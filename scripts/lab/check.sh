@@ -4,7 +4,8 @@
 # lab down and checks that nothing of it is left)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-export LAB=${LAB:-/tmp/portolan-lab}
+LAB=$(realpath -m "${LAB:-/tmp/portolan-lab}")
+export LAB
 lab=$here/lab.sh
 image="docker.io/library/echo:dev"
 
@@ -170,12 +171,28 @@ status() { # containerd asks the chain for its STATUS: a plugin that is not avai
   ok "STATUS makes it Ready again"
 }
 
-gc() { # cnitool's GC with every attachment of a node named as valid: all go on
-  local leases=/var/lib/cni/networks/lab before
-  before=$("$lab" node 1 ls $leases)
-  "$lab" node 1 sh -c "printf 'stray\neth0' > $leases/10.201.1.250"
-  "$lab" node 1 sh -c "NETCONFPATH=/etc/cni/net.d CNI_PATH=/opt/cni/bin cnitool gc lab /run/netns/none" > /dev/null || fail "cnitool gc"
-  ok "cnitool gc" "$(wc -l <<< "$before") leases before, $("$lab" node 1 ls $leases | wc -l) after"
+gc() { # cnitool's GC ends every attachment of a network, so it gets one of its own
+  local leases=/var/lib/cni/networks/check
+  "$lab" node 1 sh -c 'mkdir /run/check && ip netns add check && cat > /run/check/check.conflist' << J
+{"cniVersion":"1.1.0","name":"check","plugins":[
+{"type":"bridge","bridge":"check0","ipam":{"type":"host-local","ranges":[[{"subnet":"10.203.0.0/24"}]]}}]}
+J
+  cnitool_ add > /dev/null
+  "$lab" node 1 sh -c "ls $leases" | grep -q 10.203.0 || fail "cnitool add" "no lease"
+  cnitool_ gc
+  ! "$lab" node 1 sh -c "ls $leases" | grep -q 10.203.0 || fail "cnitool gc" "$("$lab" node 1 ls $leases)"
+  ok "cnitool gc"
+  "$lab" node 1 ip netns del check
+}
+cnitool_() { # VERB
+  "$lab" node 1 env NETCONFPATH=/run/check CNI_PATH=/opt/cni/bin cnitool "$1" check /run/netns/check
+}
+
+images() { # a program that is linked dynamically, in an image of ours
+  "$lab" load lab/check:lab "$(command -v sleep)"
+  k -n check run sleeper --image=lab/check:lab --image-pull-policy=Never --restart=Never -- 1 > /dev/null
+  k -n check wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=60s pod/sleeper > /dev/null
+  ok "an image of a dynamic program" "runs and ends"
 }
 
 restarted() { # NODE: "1true" for each pod that restarted once and is ready
@@ -235,6 +252,7 @@ identities
 separation "$nodes"
 status
 gc
+images
 power_cut "$nodes"
 k delete namespace check > /dev/null
 [ "${1:-}" != down ] || taken_down "$nodes"

@@ -6,7 +6,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-export LAB=${LAB:-/tmp/portolan-lab} PATH=$root/bin/lab:$root/bin/cni:$PATH
+LAB=$(realpath -m "${LAB:-/tmp/portolan-lab}")
+export LAB PATH=$root/bin/lab:$root/bin/cni:$PATH
 name=$(basename "$LAB") # of the network namespaces, so that labs in other folders can be up as well
 hk=$root/bin/lab/hyperkube pki=$LAB/pki
 api=10.200.0.254 pods=10.201.0.0/16 services=10.202.0.0/20 dns=10.202.0.10
@@ -228,6 +229,7 @@ up() { # [N]
   local n=${1:-1} i
   preconditions
   ip netns add "$name-wire" 2> /dev/null || die "a lab is up in $LAB: take it down first (lab.sh down), or set LAB to another folder"
+  trap 'echo "lab: not up: see $LAB/log, then take it down (lab.sh down)" >&2' EXIT
   mkdir -p "$LAB"/{log,pid,pki} "${own[@]}"
   echo "$n" > "$LAB/nodes"
   switch "$n"
@@ -247,6 +249,7 @@ up() { # [N]
   controllers
   kubectl_ apply -f "$here/coredns/coredns.yaml" > /dev/null
   await "$n"
+  trap - EXIT
   kubectl_ get nodes -o wide
 }
 reboot_() { # I: power cut and boot: what was in memory (processes, /run, network namespaces) is gone, what was on disk is there
@@ -258,13 +261,14 @@ reboot_() { # I: power cut and boot: what was in memory (processes, /run, networ
   try in_node "$1" bash -c '< /dev/tcp/127.0.0.1/10248'
 }
 load() { # IMAGE FILE...: an image of these programs, on every node
-  local image=$1 archive i imports=() import
+  local image=$1 archive n i imports=() import
   shift
+  n=$(cat "$LAB/nodes" 2> /dev/null) || die "no lab is up in $LAB"
   case ${image%%/*} in *.*) ;; *) image=docker.io/$image ;; esac # as the kubelet completes it
   mkdir -p "$LAB/images"
   archive=$LAB/images/${image//[\/:]/_}.tar
   pack -o "$archive" -name "$image" "$@"
-  for i in $(seq "$(cat "$LAB/nodes" 2> /dev/null || die "no lab is up in $LAB")"); do
+  for i in $(seq "$n"); do
     in_node "$i" ctr -n k8s.io images import "$archive" > /dev/null &
     imports+=($!)
   done
