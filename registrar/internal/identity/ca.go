@@ -10,24 +10,19 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/url"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// caFile is the name of the roots' file in the CA's folder.
-const caFile = "ca.pem"
-
 // upkeepRetry is how long the CA waits after its file could not be written.
 const upkeepRetry = time.Minute
 
-// CA is the built-in signer of one machine. It trusts its caller to name the
-// identity; its key lies in a file. It is safe for concurrent use.
+// CA is the built-in signer. It trusts its caller to name the identity. It is safe
+// for concurrent use.
 type CA struct {
-	path  string
+	store RootStore
 	td    spiffeid.TrustDomain
 	clock Clock
 	log   *slog.Logger
@@ -41,22 +36,25 @@ type CA struct {
 	retryAt time.Time
 }
 
-// OpenCA opens the CA in dir, or makes one. A file that cannot be read as roots
-// is set aside under a name of its own and a new root is made: all SVIDs are then
-// reissued. A file of another trust domain, or one whose roots are not valid yet
-// (a wrong clock), is refused, as making a new root could not be undone.
+// OpenCA opens the CA whose roots are in a file of dir, or makes one; see NewCA.
 func OpenCA(dir, trustDomain string, clock Clock, log *slog.Logger) (*CA, error) {
+	store, err := openRootFile(dir, clock, log)
+	if err != nil {
+		return nil, err
+	}
+	return NewCA(store, trustDomain, clock, log)
+}
+
+// NewCA returns the CA whose roots are in store, or makes the first. What cannot be
+// read as roots is set aside and a new root is made: all SVIDs are then reissued.
+// Roots of another trust domain, or ones that are not valid yet (a wrong clock), are
+// refused, as making a new root could not be undone.
+func NewCA(store RootStore, trustDomain string, clock Clock, log *slog.Logger) (*CA, error) {
 	td, err := spiffeid.TrustDomainFromString(trustDomain)
 	if err != nil || td.Name() != trustDomain {
 		return nil, fmt.Errorf("trust domain %q is not a lower-case domain name", trustDomain)
 	}
-	if err := ensurePrivateDir(dir, log); err != nil {
-		return nil, err
-	}
-	ca := &CA{path: filepath.Join(dir, caFile), td: td, clock: clock, log: log, lifetime: MaxLifetime}
-	if err := removeTemporary(ca.path); err != nil {
-		return nil, err
-	}
+	ca := &CA{store: store, td: td, clock: clock, log: log, lifetime: MaxLifetime}
 	if ca.roots, err = ca.load(); err != nil {
 		return nil, err
 	}
@@ -66,24 +64,27 @@ func OpenCA(dir, trustDomain string, clock Clock, log *slog.Logger) (*CA, error)
 	return ca, nil
 }
 
-// load returns the stored roots, or none when there is no file or when it was set
+// load returns the stored roots, or none when there are none or when they were set
 // aside.
 func (ca *CA) load() ([]root, error) {
-	data, err := os.ReadFile(ca.path)
+	data, err := ca.store.Load()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the roots of trust domain %s: %w", ca.td, err)
 	}
-	if err := ensurePrivateFile(ca.path, ca.log); err != nil {
-		return nil, err
-	}
 	roots, err := decodeRoots(data)
-	if err != nil {
-		return nil, ca.setAside(err)
+	if err == nil {
+		return roots, ca.accept(roots)
 	}
-	return roots, ca.accept(roots)
+	aside, moved := ca.store.SetAside()
+	if moved != nil {
+		return nil, fmt.Errorf("%s is damaged (%w) and cannot be set aside: %w", ca.store.Where(), err, moved)
+	}
+	ca.log.Error("the trust domain's root is damaged: set aside, a new root is made and every certificate is reissued; to keep the old root, stop, mend the copy, put it back and start again",
+		"where", ca.store.Where(), "copy", aside, "cause", err)
+	return nil, nil
 }
 
 // accept refuses roots that are sound but not for here and now.
@@ -91,37 +92,26 @@ func (ca *CA) accept(roots []root) error {
 	now := ca.clock()
 	for _, r := range roots {
 		if got := r.cert.URIs[0].String(); got != ca.td.ID().String() {
-			return fmt.Errorf("%s holds the root of %s, not of %s: set the trust domain back, or move the file away to start a new root (every certificate is then reissued)",
-				ca.path, got, ca.td.ID())
+			return fmt.Errorf("%s holds the root of %s, not of %s: set the trust domain back, or move it away to start a new root (every certificate is then reissued)",
+				ca.store.Where(), got, ca.td.ID())
 		}
 	}
 	if first := roots[0].cert; now.Before(first.NotBefore) {
-		return fmt.Errorf("the root in %s is valid from %s on and the clock says %s: correct the clock, or move the file away to start a new root",
-			ca.path, first.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the root in %s is valid from %s on and the clock says %s: correct the clock, or move it away to start a new root",
+			ca.store.Where(), first.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
-	return nil
-}
-
-// setAside keeps a copy of a damaged file, so that a key can be recovered by hand.
-func (ca *CA) setAside(cause error) error {
-	aside := ca.path + ".corrupt-" + ca.clock().UTC().Format("20060102T150405Z")
-	if err := os.Rename(ca.path, aside); err != nil {
-		return fmt.Errorf("%s is damaged (%w) and cannot be set aside: %w", ca.path, cause, err)
-	}
-	ca.log.Error("the file of the trust domain's root is damaged: set aside, a new root is made and every certificate is reissued; to keep the old root, stop, mend the copy, put it back and start again",
-		"file", ca.path, "copy", aside, "cause", cause)
 	return nil
 }
 
 // upkeep drops roots that nothing chains to any more, makes a successor when the
 // newest root is past half of its life, and stores the result. On error the roots
-// are as before: a root that is not on disk is never used. The caller holds mu or
+// are as before: a root that is not stored is never used. The caller holds mu or
 // is alone.
 func (ca *CA) upkeep(now time.Time) error {
 	next := livingRoots(ca.roots, now)
 	changed := len(next) != len(ca.roots)
 	if len(next) == 0 && len(ca.roots) > 0 {
-		ca.log.Error("every root of the trust domain has expired: a new one is made and every certificate is reissued", "file", ca.path)
+		ca.log.Error("every root of the trust domain has expired: a new one is made and every certificate is reissued", "where", ca.store.Where())
 	}
 	if needsSuccessor(next, now) {
 		r, err := newRoot(ca.td, now)
@@ -129,7 +119,7 @@ func (ca *CA) upkeep(now time.Time) error {
 			return err
 		}
 		next, changed = append(next, r), true
-		ca.log.Info("new root of the trust domain", "trust_domain", ca.td.Name(), "file", ca.path,
+		ca.log.Info("new root of the trust domain", "trust_domain", ca.td.Name(), "where", ca.store.Where(),
 			"subject", r.cert.Subject.CommonName, "not_after", r.cert.NotAfter, "older_roots", len(next)-1)
 	}
 	if !changed {
@@ -139,7 +129,7 @@ func (ca *CA) upkeep(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if err := writeFile(ca.path, data, durable); err != nil {
+	if err := ca.store.Save(data); err != nil {
 		return fmt.Errorf("store the roots of trust domain %s: %w", ca.td, err)
 	}
 	ca.roots = next

@@ -142,7 +142,7 @@ func TestOpenCACorrupt(t *testing.T) {
 			if !bytes.Equal(readFile(t, copies[0]), data) {
 				t.Error("the copy differs from what was found")
 			}
-			if !strings.Contains(lines.String(), "file="+file+" ") || !strings.Contains(lines.String(), "copy="+copies[0]) || !strings.Contains(lines.String(), "level=ERROR") {
+			if !strings.Contains(lines.String(), "where="+file+" ") || !strings.Contains(lines.String(), "copy="+copies[0]) || !strings.Contains(lines.String(), "level=ERROR") {
 				t.Errorf("the log does not name file and copy:\n%s", lines)
 			}
 			if again := bundleOf(t, openCA(t, dir, time.Now)); !again.Equal(bundleOf(t, ca)) {
