@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"io"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -32,10 +31,11 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 			return usageError{errors.New("get: want at least one URL and one worker")}
 		}
 		l := load{
-			client:    newClient(*useH2, *keepAlive, *dial, *timeout),
+			client:    newClient(*useH2, *keepAlive, *timeout),
 			urls:      urls,
 			total:     int64(*requests * len(urls)),
 			authority: *authority,
+			dial:      *dial,
 		}
 		if *rate > 0 {
 			ticker := time.NewTicker(time.Duration(float64(time.Second) / *rate))
@@ -52,14 +52,8 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 	}
 }
 
-func newClient(useH2, keepAlive bool, dial string, timeout time.Duration) *http.Client {
+func newClient(useH2, keepAlive bool, timeout time.Duration) *http.Client {
 	transport := &http.Transport{DisableKeepAlives: !keepAlive, MaxIdleConnsPerHost: 1000}
-	if dial != "" {
-		transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			var dialer net.Dialer
-			return dialer.DialContext(ctx, network, dial)
-		}
-	}
 	if useH2 {
 		transport.Protocols = new(http.Protocols)
 		transport.Protocols.SetUnencryptedHTTP2(true)
@@ -76,6 +70,7 @@ type load struct {
 	client    *http.Client
 	urls      []string
 	authority string
+	dial      string
 	total     int64
 	tick      <-chan time.Time // one request for each; nil: no limit
 
@@ -137,6 +132,10 @@ func (l *load) get(ctx context.Context, url string) (got, caller string) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return failed(err)
+	}
+	if l.dial != "" {
+		// The connections are those of one address, whatever the authority.
+		req.URL.Host = l.dial
 	}
 	if l.authority != "" {
 		req.Host = l.authority
