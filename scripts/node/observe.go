@@ -3,10 +3,12 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os/exec"
 	"strings"
 )
 
@@ -79,10 +81,23 @@ func (s Status) Healthy(service string, port uint16) int {
 	return 0
 }
 
+// notReady is the exit status by which `registrar status` says that it printed what
+// a registrar knows that is not ready.
+const notReady = 2
+
+// status runs `registrar status`; a registrar that is not ready is no error.
+func (n *Node) status(ctx context.Context, args ...string) (string, error) {
+	out, err := output(ctx, append([]string{n.Binary("registrar"), "status"}, args...)...)
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == notReady {
+		return out, nil
+	}
+	return out, err
+}
+
 // RegistrarStatus asks the registrar what it knows, by `registrar status`.
 func (n *Node) RegistrarStatus(ctx context.Context) (Status, error) {
 	var status Status
-	out, err := output(ctx, n.Binary("registrar"), "status", "-o", "json")
+	out, err := n.status(ctx, "-o", "json")
 	if err != nil {
 		return status, err
 	}
@@ -94,7 +109,7 @@ func (n *Node) RegistrarStatus(ctx context.Context) (Status, error) {
 
 // StatusText is what `registrar status` prints for people.
 func (n *Node) StatusText(ctx context.Context) (string, error) {
-	return output(ctx, n.Binary("registrar"), "status")
+	return n.status(ctx)
 }
 
 // WaitHealthy waits until exactly pods of the service (namespace/name) are

@@ -18,8 +18,20 @@ import (
 // Version is the release; the linker sets it.
 var Version = "dev" //nolint:gochecknoglobals // set by -ldflags -X, never by code
 
-// Main runs the command line and returns the exit status: 0, or 1 with the
-// error on stderr.
+// exitError ends the program with a status other than 1.
+type exitError struct {
+	status int
+	err    error
+}
+
+// Error returns what is printed.
+func (e exitError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e exitError) Unwrap() error { return e.err }
+
+// Main runs the command line and returns the exit status: 0, or another with the
+// error on stderr. That is 1 but where a command's help says otherwise.
 func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -29,6 +41,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	cmd.SetErr(stderr)
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(stderr, "registrar: %v\n", err)
+		if e, ok := errors.AsType[exitError](err); ok {
+			return e.status
+		}
 		return 1
 	}
 	return 0
@@ -50,7 +65,7 @@ func newCommand(s streams) *cobra.Command {
 			return errors.Join(cmd.Usage(), errors.New("a command is needed"))
 		},
 	}
-	root.AddCommand(newRunCommand(s), newDNSCommand(s), newBootstrapCommand(s), newStatusCommand(s), newVersionCommand(s))
+	root.AddCommand(newRunCommand(s), newDNSCommand(s), newBootstrapCommand(s), newStatusCommand(s), newInstallCommand(s), newUninstallCommand(s), newVersionCommand(s))
 	return root
 }
 

@@ -102,12 +102,20 @@ type unionPort struct {
 	LeftOut    int    `json:"leftOut"`
 }
 
+// exitNotReady is the exit status of `registrar status` when the registrar answers
+// and could not take a pod into the mesh now.
+const exitNotReady = 2
+
 func newStatusCommand(s streams) *cobra.Command {
 	var socket, output string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "print what the running registrar knows",
-		Args:  cobra.NoArgs,
+		Long: "Prints what the running registrar knows.\n\n" +
+			"Exit status: 0 when it is ready to take pods into the mesh; 2 when it answers and is\n" +
+			"not ready, which is printed all the same with what is missing; 1 when it does not\n" +
+			"answer or a flag is wrong.",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return fmt.Errorf("-o %q: use text or json", output)
@@ -116,15 +124,19 @@ func newStatusCommand(s streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				_, err = s.out.Write(raw)
-				return err
-			}
 			var doc statusDoc
 			if err := json.Unmarshal(raw, &doc); err != nil {
 				return fmt.Errorf("read the registrar's answer: %w", err)
 			}
-			return doc.print(s.out)
+			if output == "json" {
+				_, err = s.out.Write(raw)
+			} else {
+				err = doc.print(s.out)
+			}
+			if err == nil && !doc.Ready {
+				err = exitError{status: exitNotReady, err: fmt.Errorf("not ready: %s", doc.Missing)}
+			}
+			return err
 		},
 	}
 	cmd.Flags().StringVar(&socket, "admin-socket", defaultAdminSocket, "where the registrar answers")
@@ -162,7 +174,7 @@ func (d *daemon) handleStatus(w http.ResponseWriter, _ *http.Request) {
 
 func (d *daemon) status() statusDoc {
 	doc := statusDoc{
-		Version: Version, Node: d.cfg.Mesh.Node, Started: d.started, Missing: d.pods.Missing(),
+		Version: Version, Node: d.cfg.Mesh.Node, Started: d.started, Missing: d.missing(),
 		Registry: registryStatus{Backend: d.cfg.Registry, SetAside: d.recovery.SetAside},
 		Envoy:    []envoyStatus{}, NACKs: []nackStatus{}, Attachments: []attachmentStatus{}, Services: []serviceStatus{},
 		Unknown: d.publisher.Asked(),
@@ -228,22 +240,38 @@ func (doc statusDoc) print(w io.Writer) error {
 	if !doc.Ready {
 		ready = "not ready: " + doc.Missing
 	}
-	fmt.Fprintf(t, "node %s, version %s, %s\n", doc.Node, doc.Version, ready)
+	paragraph(t, fmt.Sprintf("node %s, version %s, %s", doc.Node, doc.Version, ready))
 	if doc.Registry.SetAside != "" {
-		fmt.Fprintf(t, "state was corrupt, kept at %s\n", doc.Registry.SetAside)
+		paragraph(t, "state was corrupt, kept at "+doc.Registry.SetAside)
 	}
 	if doc.Registry.Problem != "" {
-		fmt.Fprintf(t, "registry: %s\n", doc.Registry.Problem)
+		paragraph(t, "registry: "+doc.Registry.Problem)
 	}
 	dns := "connected"
 	if !doc.DNS.Connected {
 		dns = "not connected: " + doc.DNS.Problem
 	}
-	fmt.Fprintf(t, "mesh DNS: %d names, %d pods, %s\n", doc.DNS.Names, doc.DNS.Pods, dns)
-	for _, e := range doc.Envoy {
-		fmt.Fprintf(t, "Envoy %s (%s): %s stream since %s, %d pending\n", e.Node, e.Agent, e.Stream, e.Since.Format(time.RFC3339), e.Pending)
+	paragraph(t, fmt.Sprintf("mesh DNS: %d names, %d pods, %s", doc.DNS.Names, doc.DNS.Pods, dns))
+	if len(doc.Envoy) == 0 {
+		paragraph(t, "Envoy: none is connected")
 	}
+	for _, e := range doc.Envoy {
+		paragraph(t, fmt.Sprintf("Envoy %s (%s): %s stream since %s, %d pending", e.Node, e.Agent, e.Stream, e.Since.Format(time.RFC3339), e.Pending))
+	}
+	doc.printServices(t)
+	doc.printPods(t)
+	for _, n := range doc.NACKs {
+		fmt.Fprintln(t)
+		paragraph(t, fmt.Sprintf("NACK %s %s (%d times, last %s): %s", n.Kind, n.Name, n.Count, n.At.Format(time.RFC3339), n.Reason))
+	}
+	return t.Flush()
+}
+
+func (doc statusDoc) printServices(t io.Writer) {
 	fmt.Fprintf(t, "\nSERVICE\tNAME\tDEFAULT\tPORTS (healthy/advertised)\tVIP\n")
+	if len(doc.Services) == 0 {
+		fmt.Fprintln(t, "(no service yet)")
+	}
 	for _, s := range doc.Services {
 		ports := make([]string, 0, len(s.Ports))
 		for _, p := range s.Ports {
@@ -254,7 +282,13 @@ func (doc statusDoc) print(w io.Writer) error {
 			fmt.Fprintf(t, "\t%s\n", c)
 		}
 	}
+}
+
+func (doc statusDoc) printPods(t io.Writer) {
 	fmt.Fprintf(t, "\nPOD\tSERVICE\tADDRESS\tSTATE\tLISTENING\n")
+	if len(doc.Attachments) == 0 {
+		fmt.Fprintln(t, "(no pod of this node is in the mesh)")
+	}
 	for _, a := range doc.Attachments {
 		ports := make([]string, 0, len(a.Ports))
 		for _, p := range a.Ports {
@@ -265,8 +299,25 @@ func (doc statusDoc) print(w io.Writer) error {
 		listening := strings.Join(append([]string{strings.Join(ports, ",")}, a.Misbound...), "; ")
 		fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\n", a.Namespace, a.Pod, a.Service, a.Addresses[0], a.State, listening)
 	}
-	for _, n := range doc.NACKs {
-		fmt.Fprintf(t, "\nNACK %s %s (%d times, last %s): %s\n", n.Kind, n.Name, n.Count, n.At.Format(time.RFC3339), n.Reason)
+}
+
+// lineWidth is where a paragraph is wrapped.
+const lineWidth = 100
+
+// paragraph writes a text on lines of at most lineWidth characters, the later ones
+// indented; a word that is longer has a line of its own.
+func paragraph(w io.Writer, text string) {
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == "":
+			line = word
+		case len([]rune(line))+1+len([]rune(word)) > lineWidth:
+			fmt.Fprintln(w, line)
+			line = "  " + word
+		default:
+			line += " " + word
+		}
 	}
-	return t.Flush()
+	fmt.Fprintln(w, line)
 }
