@@ -13,7 +13,7 @@ KEEP    ?=
 # How many nodes lab-up makes.
 NODES   ?= 2
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
-STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/portolan-mesh/portolan/registrar/internal/app.Version=$(VERSION)'
+STATIC  := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/portolan-mesh/portolan/registrar/internal/app.Version=$(VERSION) -X main.release=$(VERSION)'
 # How long each fuzz target runs, and with how many workers (all processors).
 FUZZTIME    ?= 5s
 FUZZWORKERS ?=

@@ -64,12 +64,14 @@ func TestStdoutPurity(t *testing.T) {
 	}
 }
 
-// Without a command the plugin says what it is, on standard error, and an error
+// Without a command the plugin says what it is, which release and which versions of
+// the specification it speaks, on standard error, and an error
 // document carries the configuration's version.
 func TestDocuments(t *testing.T) {
 	n := newNode(t, meshed())
 	stdout, code := n.run(map[string]string{}, "")
-	if code != 0 || stdout != "" || !strings.Contains(n.stderr.String(), "CNI plugin portolan") {
+	if code != 0 || stdout != "" || !strings.Contains(n.stderr.String(), "CNI plugin portolan "+testRelease+":") ||
+		!strings.Contains(n.stderr.String(), "1.1.0") {
 		t.Errorf("without a command: exit code %d, %q, %q", code, stdout, n.stderr.String())
 	}
 	n.version = "0.4.0"

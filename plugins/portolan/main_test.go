@@ -10,6 +10,9 @@ import (
 	"github.com/portolan-mesh/portolan/scripts/sandbox"
 )
 
+// testRelease is the release that the tested plugin was built as.
+const testRelease = "v0.0.0-test"
+
 // binEnv tells the stages of the sandbox where the first one put what it built.
 const binEnv = "PORTOLAN_TEST_BIN"
 
@@ -50,7 +53,7 @@ func build() (string, error) {
 	}
 	released, failpoints := dir+"/released/", dir+"/failpoints/"
 	for _, args := range [][]string{
-		{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", released, "."},
+		{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w -X main.release=" + testRelease, "-o", released, "."},
 		{"build", "-tags=failpoints,grpcnotrace", "-ldflags=-s -w", "-o", failpoints, "."},
 		{"build", "-o", released, "./testdata/primary"},
 		{"build", "-o", failpoints, "./testdata/primary"},

@@ -18,6 +18,11 @@ import (
 	"github.com/portolan-mesh/portolan/plugins/portolan/internal/client"
 )
 
+// release is what the plugin was built as; the linker sets it. Without
+// a command, so also for --version, the plugin prints it beside the versions of the
+// specification that it speaks.
+var release = "dev" //nolint:gochecknoglobals // set by -ldflags -X, never by code
+
 // capturer programs a pod's namespace.
 type capturer interface {
 	Apply(netns string, cfg capture.Config) error
@@ -90,7 +95,7 @@ func (p *plugin) execute(command string) (failure *types.Error) {
 	}
 	failure = skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add: p.remember(p.add), Del: p.remember(p.del), Check: p.remember(p.check), GC: p.remember(p.gc), Status: p.remember(p.status),
-	}, supported(), "CNI plugin portolan: puts pods into the mesh; it is run by a container runtime")
+	}, supported(), "CNI plugin portolan "+release+": puts pods into the mesh; it is run by a container runtime")
 	if failure != nil && p.settled {
 		p.log.Warn("ignored after DEL did its work", "code", failure.Code, "message", failure.Msg)
 		return nil
