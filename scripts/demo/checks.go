@@ -28,7 +28,7 @@ func (sc *scene) checks() []check {
 		sc.grpc(payments + ":9090"),
 		sc.tcp(payments + ":5432"),
 		sc.curl(want{status: 503}, "http://"+payments+":7777/"),
-		sc.curl(want{status: 503}, "http://"+payments+":7777/"),
+		sc.curl(want{status: 503}, "http://"+payments+":7777/").called("again"),
 		sc.lookup("ghost.aether.internal", ""),
 		sc.curl(want{status: 503}, "-H", "Host: ghost.aether.internal", "http://"+payments+"/"),
 		sc.curl(want{status: 404}, "-H", "Host: evil.com", "http://"+payments+"/"),

@@ -128,6 +128,9 @@ func show(ctx context.Context, n *node.Node, r *report, keep bool) error {
 	}
 	if keep {
 		r.total()
+		if err := sc.restore(ctx); err != nil {
+			return err
+		}
 		lookAround(r.out, sc)
 		<-ctx.Done()
 		fmt.Fprintln(r.out, "everything it made is gone in a moment")

@@ -17,6 +17,12 @@ type check struct {
 	ask func(context.Context) (received string, ok bool)
 }
 
+// called is the check with a note beside what is asked.
+func (c check) called(note string) check {
+	c.asked += " (" + note + ")"
+	return c
+}
+
 // report prints a line for each check and counts.
 type report struct {
 	out            io.Writer

@@ -43,11 +43,7 @@ func newScene(ctx context.Context, n *node.Node) (*scene, error) {
 				{Container: "ledger", Listen: []string{"h2:9090", "tcp:5432"}},
 			},
 		}},
-		{&sc.plain, node.PodSpec{
-			Name:        "payments-2",
-			Annotations: map[string]string{keyService: "payments", keyPorts: "8080"},
-			Servers:     []node.Server{{Container: "web", Listen: []string{"http:8080"}}},
-		}},
+		{&sc.plain, plainSpec()},
 		{&sc.client, node.PodSpec{
 			Name:        "client",
 			Annotations: map[string]string{keyPorts: "none"},
@@ -59,15 +55,38 @@ func newScene(ctx context.Context, n *node.Node) (*scene, error) {
 		}
 		*add.pod = pod
 	}
+	return sc, sc.waitReady(ctx)
+}
+
+func plainSpec() node.PodSpec {
+	return node.PodSpec{
+		Name:        "payments-2",
+		Annotations: map[string]string{keyService: "payments", keyPorts: "8080"},
+		Servers:     []node.Server{{Container: "web", Listen: []string{"http:8080"}}},
+	}
+}
+
+// restore adds the pod again that a check deleted, so that who looks around finds
+// what the checks showed.
+func (sc *scene) restore(ctx context.Context) error {
+	var err error
+	if sc.plain, err = sc.node.AddPod(ctx, plainSpec()); err != nil {
+		return err
+	}
+	return sc.waitReady(ctx)
+}
+
+// waitReady waits until every port of every pod is ready.
+func (sc *scene) waitReady(ctx context.Context) error {
 	ready, cancel := context.WithTimeoutCause(ctx, readyTime, errors.New("the pods' ports are not ready"))
 	defer cancel()
 	for _, port := range []struct {
 		number uint16
 		pods   int
 	}{{8080, 2}, {9090, 1}, {5432, 1}} {
-		if err := n.WaitHealthy(ready, "default/payments", port.number, port.pods); err != nil {
-			return nil, err
+		if err := sc.node.WaitHealthy(ready, "default/payments", port.number, port.pods); err != nil {
+			return err
 		}
 	}
-	return sc, nil
+	return nil
 }
