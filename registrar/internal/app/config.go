@@ -101,6 +101,7 @@ type runConfig struct {
 	HTTPAddress string
 	DNSUpstream []string
 	Registry    string
+	Install     installConfig
 	Kubeconfig  string
 	DrainWait   time.Duration
 	Sweep       time.Duration
@@ -123,6 +124,7 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.DNSUpstream, "dns-upstream", nil, "resolvers for names outside the mesh, host or host:port (default: this host's resolv.conf)")
 	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded (on this machine) or kubernetes (shared by all nodes)")
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "how to reach the Kubernetes API (default: as the pod that the registrar runs in)")
+	c.Install.flags(f)
 	f.DurationVar(&c.DrainWait, "drain-wait", time.Second, "how long DEL waits at most until this node's Envoy has let go of the pod")
 	f.DurationVar(&c.Sweep, "sweep-interval", 10*time.Second, "how often attachments whose pod is gone, the spool and the captures are looked at")
 	f.DurationVar(&c.SVIDLifetime, "svid-lifetime", identity.MaxLifetime, "how long a pod's certificate lives; it is renewed at half of that")
@@ -168,6 +170,7 @@ func (c *runConfig) validate() error {
 	if c.Mesh.Retention <= 0 {
 		errs = append(errs, fmt.Errorf("--service-retention %s: need a time above 0", c.Mesh.Retention))
 	}
+	errs = append(errs, c.Install.validate())
 	if err := loopbackAddress(c.HTTPAddress); err != nil {
 		errs = append(errs, fmt.Errorf("--http-address %w", err))
 	}

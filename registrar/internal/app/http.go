@@ -22,7 +22,7 @@ func (d *daemon) serveHTTP(ctx context.Context) error {
 	mux.Handle("/metrics", promhttp.HandlerFor(d.metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if missing := d.pods.Missing(); missing != "" {
+		if missing := d.missing(); missing != "" {
 			writeText(w, http.StatusServiceUnavailable, missing)
 			return
 		}

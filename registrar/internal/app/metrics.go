@@ -14,7 +14,7 @@ func (d *daemon) registerGauges() error {
 		gauge("portolan_services", "Services that are known.", func() float64 { return float64(d.publisher.Count()) }),
 		gauge("portolan_unknown_names", "Names that lead nowhere and are remembered.", func() float64 { return float64(d.publisher.Asked()) }),
 		gauge("portolan_ready", "1 while a pod could be added.", func() float64 {
-			if d.pods.Missing() == "" {
+			if d.missing() == "" {
 				return 1
 			}
 			return 0

@@ -23,9 +23,11 @@ import (
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/plugins/capture"
 	"github.com/portolan-mesh/portolan/registrar/internal/attach"
+	"github.com/portolan-mesh/portolan/registrar/internal/birthtaint"
 	"github.com/portolan-mesh/portolan/registrar/internal/catalogue"
 	"github.com/portolan-mesh/portolan/registrar/internal/dns"
 	"github.com/portolan-mesh/portolan/registrar/internal/identity"
+	"github.com/portolan-mesh/portolan/registrar/internal/installer"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/podserver"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
@@ -87,6 +89,8 @@ type daemon struct {
 	identities *identity.Manager
 	names      meshNames
 	pods       *attach.Manager
+	installer  *installer.Installer // nil: nothing is installed
+	taint      *birthtaint.Remover  // nil: the node's taints are left alone
 	started    time.Time
 }
 
@@ -103,7 +107,7 @@ func newDaemon(ctx context.Context, cfg runConfig, vips []netip.Prefix, log *slo
 		d.close()
 		return nil, err
 	}
-	for _, step := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods, d.registerGauges} {
+	for _, step := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods, d.makeInstaller, d.registerGauges} {
 		if err := step(); err != nil {
 			d.close()
 			return nil, err
@@ -343,8 +347,14 @@ func (d *daemon) servePods(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return srv.Serve(l) })
 	g.Go(func() error { return d.pods.Run(ctx) })
+	installed := make(chan struct{})
+	g.Go(func() error {
+		defer close(installed)
+		return d.install(ctx)
+	})
 	g.Go(func() error {
 		<-ctx.Done()
+		<-installed // who leaves the chain keeps the socket until then
 		srv.Stop()
 		return nil
 	})

@@ -25,7 +25,7 @@ const (
 	// from: a primary that removes its file and makes it again needs less.
 	orphanGrace = 10 * time.Second
 	// removalTimeout bounds the question whether we are removed for good.
-	removalTimeout = 5 * time.Second
+	removalTimeout = 3 * time.Second
 )
 
 // Installer keeps the plugin installed on one node.

@@ -1,0 +1,322 @@
+package app
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/portolan-mesh/portolan/api/authority"
+	"github.com/portolan-mesh/portolan/registrar/internal/birthtaint"
+	"github.com/portolan-mesh/portolan/registrar/internal/installer"
+	"github.com/portolan-mesh/portolan/registrar/internal/installer/daemonset"
+)
+
+// Where runtimes look by default.
+const (
+	defaultConfDir  = "/etc/cni/net.d"
+	defaultBinDir   = "/opt/cni/bin"
+	defaultConfName = "00-portolan.conflist"
+	// installPoll is how often the chain is looked at although nothing was noticed.
+	installPoll = 5 * time.Second
+	// taintPoll is how often is looked whether the birth taint can go.
+	taintPoll = time.Second
+)
+
+// defaultBypass is what the plugin bypasses when its configuration names nothing
+// (contract 7).
+func defaultBypass() []string { return []string{"kube-system", "portolan-system"} }
+
+// installConfig says what is installed where. No folders: nothing.
+type installConfig struct {
+	ConfDir, BinDir  string
+	Source, ConfName string
+	Bypass           []string
+	DaemonSet        string
+	BirthTaint       bool
+}
+
+// flags are those of `registrar run`, where installing is off by default.
+func (c *installConfig) flags(f *pflag.FlagSet) {
+	c.chainFlags(f, "", "")
+	f.StringVar(&c.DaemonSet, "daemonset", "", "namespace/name of the DaemonSet that this process is of: its namespace is bypassed, and when it is deleted the plugin leaves the chain as this process ends (default: it stays)")
+	f.BoolVar(&c.BirthTaint, "birth-taint", false, "remove the taint "+birthtaint.Key+" from this node once pods can be added; kubelet sets it by --register-with-taints")
+}
+
+// chainFlags are those that `registrar install` has as well.
+func (c *installConfig) chainFlags(f *pflag.FlagSet, confDir, binDir string) {
+	f.StringVar(&c.ConfDir, "cni-conf-dir", confDir, "folder of the runtime's network configurations, where the plugin is put into the chain and kept there"+unset(confDir))
+	f.StringVar(&c.BinDir, "cni-bin-dir", binDir, "folder of the runtime's CNI plugins, where the plugin's binary is kept"+unset(binDir))
+	f.StringVar(&c.Source, "cni-bin-source", "", "the plugin's binary to install (default: "+installer.PluginType+" beside this program)")
+	f.StringVar(&c.ConfName, "cni-conf-name", defaultConfName, "name of our own list, for a primary whose configuration cannot be chained in place")
+	f.StringSliceVar(&c.Bypass, "bypass-namespaces", defaultBypass(), "namespaces whose pods never join the mesh and never wait for it")
+}
+
+func unset(dir string) string {
+	if dir == "" {
+		return " (default: nothing is installed)"
+	}
+	return ""
+}
+
+func (c *installConfig) enabled() bool { return c.ConfDir != "" || c.BinDir != "" }
+
+func (c *installConfig) validate() error {
+	var errs []error
+	if c.enabled() {
+		for _, p := range []struct{ flag, path string }{{"cni-conf-dir", c.ConfDir}, {"cni-bin-dir", c.BinDir}} {
+			if !filepath.IsAbs(p.path) {
+				errs = append(errs, fmt.Errorf("--%s %q: need an absolute path, or neither of --cni-conf-dir and --cni-bin-dir", p.flag, p.path))
+			}
+		}
+	}
+	for _, ns := range c.Bypass {
+		if !authority.ValidLabel(ns) {
+			errs = append(errs, fmt.Errorf("--bypass-namespaces: %q is not a DNS label", ns))
+		}
+	}
+	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" && (!ok || namespace == "" || name == "") {
+		errs = append(errs, fmt.Errorf("--daemonset %q: need namespace/name", c.DaemonSet))
+	}
+	return errors.Join(errs...)
+}
+
+// complete is the installer's configuration. Paths are written into the plugin's
+// entry only where they are not the plugin's own defaults.
+func (c *installConfig) complete(socket, spoolDir, netnsDir string) (installer.Config, error) {
+	source := c.Source
+	if source == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return installer.Config{}, fmt.Errorf("where this program is (or give --cni-bin-source): %w", err)
+		}
+		source = filepath.Join(filepath.Dir(self), installer.PluginType)
+	}
+	bypass := slices.Clone(c.Bypass)
+	if namespace, _, ok := strings.Cut(c.DaemonSet, "/"); ok {
+		bypass = append(bypass, namespace)
+	}
+	slices.Sort(bypass)
+	if bypass = slices.Compact(bypass); slices.Equal(bypass, defaultBypass()) {
+		bypass = nil
+	}
+	return installer.Config{
+		ConfDir: c.ConfDir, BinDir: c.BinDir, Source: source, OwnedName: c.ConfName, Poll: installPoll, Now: time.Now,
+		Entry: installer.Entry{
+			Socket: changed(socket, defaultCNISocket), SpoolDir: changed(spoolDir, defaultSpoolDir), NetnsDir: changed(netnsDir, defaultNetnsDir),
+			BypassNamespaces: bypass,
+		},
+	}, nil
+}
+
+func changed(value, byDefault string) string {
+	if value == byDefault {
+		return ""
+	}
+	return value
+}
+
+// makeInstaller makes what keeps the plugin installed and takes the birth taint away.
+func (d *daemon) makeInstaller() error {
+	c := d.cfg.Install
+	if c.BirthTaint {
+		config, err := kubernetesConfig(d.cfg.Kubeconfig)
+		if err != nil {
+			return fmt.Errorf("--birth-taint: %w", err)
+		}
+		client, err := corev1.NewForConfig(config)
+		if err != nil {
+			return fmt.Errorf("--birth-taint: %w", err)
+		}
+		d.taint, err = birthtaint.New(birthtaint.Config{
+			Client: client, Node: d.cfg.Mesh.Node, Ready: func() bool { return d.missing() == "" }, Interval: taintPoll, Now: time.Now,
+			Log: d.component("birthtaint"), Metrics: d.metrics,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if !c.enabled() {
+		return nil
+	}
+	cfg, err := c.complete(d.cfg.CNISocket, d.cfg.SpoolDir, d.cfg.NetnsDir)
+	if err != nil {
+		return err
+	}
+	cfg.Instance, cfg.Log, cfg.Metrics = d.cfg.Mesh.Node+"-"+rand.Text(), d.component("installer"), d.metrics
+	if cfg.Removal, err = d.removal(); err != nil {
+		return err
+	}
+	d.installer, err = installer.New(cfg)
+	return err
+}
+
+// removal asks about our DaemonSet; without one nothing is ever removed.
+func (d *daemon) removal() (installer.Removal, error) {
+	namespace, name, ok := strings.Cut(d.cfg.Install.DaemonSet, "/")
+	if !ok {
+		return nil, nil
+	}
+	config, err := kubernetesConfig(d.cfg.Kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--daemonset: %w", err)
+	}
+	client, err := appsv1.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("--daemonset: %w", err)
+	}
+	return daemonset.Removal{Client: client, Namespace: namespace, Name: name}, nil
+}
+
+// install keeps the plugin installed until ctx ends, and longer when it has to be
+// taken out. The CNI socket is open before it starts and until it returned (CNI-D7).
+func (d *daemon) install(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	if d.installer != nil {
+		g.Go(func() error { return d.installer.Run(ctx) })
+	}
+	if d.taint != nil {
+		g.Go(func() error { return d.taint.Run(ctx) })
+	}
+	return g.Wait()
+}
+
+// missing says why no pod could join the mesh now; "" when one could.
+func (d *daemon) missing() string {
+	missing := d.pods.Missing()
+	if d.installer == nil {
+		return missing
+	}
+	if s := d.installer.State(); !s.Chained {
+		chain := "the plugin is not in the CNI chain: " + s.Problem
+		if missing == "" {
+			return chain
+		}
+		return missing + "; " + chain
+	}
+	return missing
+}
+
+func newInstallCommand(s streams) *cobra.Command {
+	var (
+		c                          installConfig
+		socket, spoolDir, netnsDir string
+	)
+	cmd := &cobra.Command{
+		Use:   "install",
+		Short: "put the CNI plugin into this node's chain, once",
+		Long: "install copies the plugin's binary and puts the plugin into the network configuration that the runtime\n" +
+			"loads. Nothing watches it afterwards: `registrar run` with --cni-conf-dir and --cni-bin-dir does.\n\n" +
+			"Exit status: 0 when the plugin is in the chain, 1 with the reason when it is not.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.validate(); err != nil {
+				return err
+			}
+			cfg, err := c.complete(socket, spoolDir, netnsDir)
+			if err != nil {
+				return err
+			}
+			return runInstall(cmd.Context(), cfg, socket, s)
+		},
+	}
+	f := cmd.Flags()
+	c.chainFlags(f, defaultConfDir, defaultBinDir)
+	f.StringVar(&socket, "cni-socket", defaultCNISocket, "where `registrar run` listens")
+	f.StringVar(&spoolDir, "spool-dir", defaultSpoolDir, "folder of what the plugin cannot deliver")
+	f.StringVar(&netnsDir, "netns-dir", defaultNetnsDir, "folder of the plugin's network namespace pins")
+	return cmd
+}
+
+func runInstall(ctx context.Context, cfg installer.Config, socket string, s streams) error {
+	cfg.Log = slog.New(slog.DiscardHandler) // the result says it all
+	i, err := installer.New(cfg)
+	if err != nil {
+		return err
+	}
+	state := i.Install(ctx)
+	if !state.Chained {
+		return fmt.Errorf("the plugin is not in the CNI chain: %s", state.Problem)
+	}
+	fmt.Fprintf(s.out, "%s: the binary is in place\n%s: the plugin is in the chain\n", filepath.Join(cfg.BinDir, installer.PluginType), state.File)
+	if state.Problem != "" {
+		fmt.Fprintf(s.out, "not as it should be: %s\n", state.Problem)
+	}
+	if !served(ctx, socket) {
+		fmt.Fprintf(s.out, "%s: nothing listens there yet; pods that ask for the mesh wait until `registrar run` does\n", socket)
+	}
+	return nil
+}
+
+func newUninstallCommand(s streams) *cobra.Command {
+	var (
+		confDir, binDir, socket string
+		binary, force           bool
+	)
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "take the CNI plugin out of this node's chain",
+		Long: "uninstall takes the plugin out of every network configuration, whoever put it there. The binary stays,\n" +
+			"because runtimes call it to delete pods that were added with it; it succeeds without a registrar.\n\n" +
+			"Exit status: 0 when nothing of the plugin is left in any configuration, else 1 with what is.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !force && served(cmd.Context(), socket) {
+				return fmt.Errorf("a registrar serves on %s and would put the plugin back: stop it first, or give --force", socket)
+			}
+			return runUninstall(cmd.Context(), confDir, binDir, binary, s)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&confDir, "cni-conf-dir", defaultConfDir, "folder of the runtime's network configurations")
+	f.StringVar(&binDir, "cni-bin-dir", defaultBinDir, "folder of the runtime's CNI plugins")
+	f.StringVar(&socket, "cni-socket", defaultCNISocket, "where `registrar run` would listen")
+	f.BoolVar(&binary, "remove-binary", false, "remove the binary, too: only when no pod is left that was added with it, or it cannot be deleted any more")
+	f.BoolVar(&force, "force", false, "uninstall although a registrar is running")
+	return cmd
+}
+
+func runUninstall(ctx context.Context, confDir, binDir string, binary bool, s streams) error {
+	changes, err := installer.Uninstall(ctx, confDir)
+	for _, c := range changes {
+		fmt.Fprintf(s.out, "%s: %s\n", c.File, c.What)
+	}
+	if len(changes) == 0 && err == nil {
+		fmt.Fprintf(s.out, "%s: no network configuration has the plugin\n", confDir)
+	}
+	if err != nil || !binary {
+		return err
+	}
+	c, err := installer.RemoveBinary(binDir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		fmt.Fprintf(s.out, "%s: %s\n", c.File, c.What)
+	}
+	return err
+}
+
+// served reports whether a process accepts connections on a unix socket.
+func served(ctx context.Context, socket string) bool {
+	d := net.Dialer{Timeout: time.Second}
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close() // nothing was said
+	return true
+}
