@@ -54,3 +54,20 @@ func checkCSR(der []byte, id spiffeid.ID) (*ecdsa.PublicKey, error) {
 	}
 	return key, nil
 }
+
+// RequestedURI returns the one URI that a request in DER asks for, for a signer that
+// has to learn the identity from it. Every error is ErrRefused; whether the request
+// is sound Sign checks.
+func RequestedURI(der []byte) (*url.URL, error) {
+	if len(der) > maxCSR {
+		return nil, fmt.Errorf("%w: certificate request of %d bytes, the limit is %d", ErrRefused, len(der), maxCSR)
+	}
+	csr, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		return nil, fmt.Errorf("%w: certificate request: %w", ErrRefused, err)
+	}
+	if len(csr.URIs) != 1 {
+		return nil, fmt.Errorf("%w: certificate request names %d URIs, it must name one SPIFFE ID", ErrRefused, len(csr.URIs))
+	}
+	return csr.URIs[0], nil
+}

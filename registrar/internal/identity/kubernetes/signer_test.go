@@ -1,0 +1,277 @@
+package kubernetes_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgo "k8s.io/client-go/kubernetes"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/identity"
+	"github.com/portolan-mesh/portolan/registrar/internal/identity/kubernetes"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/scripts/apiservertest"
+)
+
+const (
+	domain    = "aether.internal"
+	namespace = "portolan-system"
+	account   = "portolan-registrar"
+	user      = "system:serviceaccount:" + namespace + ":" + account
+	patient   = 60 * time.Second
+)
+
+// rig is an API server with registrars that may ask.
+type rig struct {
+	t      *testing.T
+	server *apiservertest.Server
+	admin  clientgo.Interface
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	server := apiservertest.Start(t)
+	r := &rig{t: t, server: server, admin: clientgo.NewForConfigOrDie(server.Admin())}
+	server.PodAccount(t, namespace, account, "node1") // makes the namespace
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: account}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"create", "get", "list", "watch", "delete"}},
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"portolan-roots"}, Verbs: []string{"get"}},
+	}}
+	r.must(r.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))
+	r.must(r.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: account},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: account},
+		Subjects: []rbacv1.Subject{
+			{Kind: "ServiceAccount", Namespace: namespace, Name: account}, {Kind: "ServiceAccount", Namespace: namespace, Name: "intruder"},
+		},
+	}, metav1.CreateOptions{}))
+	r.must(r.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}))
+	return r
+}
+
+func (r *rig) must(_ any, err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// pod binds a pod of an account of namespace shop to a node.
+func (r *rig) pod(account, node string) {
+	r.t.Helper()
+	r.must(r.admin.CoreV1().ServiceAccounts("shop").Create(r.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}))
+	r.must(r.admin.CoreV1().Pods("shop").Create(r.t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: account + "-" + node},
+		Spec:       corev1.PodSpec{NodeName: node, ServiceAccountName: account, Containers: []corev1.Container{{Name: "app", Image: "app"}}},
+	}, metav1.CreateOptions{}))
+}
+
+// signer runs a Signer until stop or the end of the test.
+func (r *rig) signer(name string) (stop func()) {
+	r.t.Helper()
+	s, err := kubernetes.NewSigner(kubernetes.SignerConfig{
+		Client: r.admin, Namespace: namespace, Name: name, Requesters: user, TrustDomain: domain,
+		Lifetime: time.Hour, Clock: time.Now, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Errorf("signer %s: %v", name, err)
+		}
+	})
+	r.t.Cleanup(stop)
+	return stop
+}
+
+// requester is that of a registrar on a node.
+func (r *rig) requester(account, node string) *kubernetes.Requester {
+	r.t.Helper()
+	q, err := kubernetes.NewRequester(kubernetes.RequesterConfig{
+		Client: clientgo.NewForConfigOrDie(r.server.PodAccount(r.t, namespace, account, node)), Namespace: namespace, TrustDomain: domain,
+		Saved: identity.NewBundleFile(r.t.TempDir()), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return q
+}
+
+func request(t *testing.T, node string, id model.Identity) identity.SignRequest {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uri, err := url.Parse(id.SPIFFE())
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{uri}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return identity.SignRequest{Node: node, Identity: id, CSR: der}
+}
+
+func till(account string) model.Identity {
+	return model.Identity{TrustDomain: domain, Namespace: "shop", Account: account}
+}
+
+// roots fetches the roots as soon as there are some.
+func (r *rig) roots(ctx context.Context, q *kubernetes.Requester) identity.Bundle {
+	r.t.Helper()
+	for {
+		b, err := q.Bundle(ctx)
+		if err == nil {
+			return b
+		}
+		tick := time.NewTimer(20 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			r.t.Fatalf("no roots: %v", err)
+		case <-tick.C:
+		}
+	}
+}
+
+func verify(t *testing.T, chain [][]byte, b identity.Bundle, id model.Identity) {
+	t.Helper()
+	leaf, err := x509.ParseCertificate(chain[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	for _, root := range b.Roots {
+		pool.AddCert(root)
+	}
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		t.Errorf("certificate of %s: %v", id.SPIFFE(), err)
+	}
+	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != id.SPIFFE() {
+		t.Errorf("certificate names %v, want %s", leaf.URIs, id.SPIFFE())
+	}
+}
+
+// A node gets certificates for the accounts that run on it, and only those; nobody
+// but a registrar gets any; answered requests are removed.
+func TestSign(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	r.pod("till", "node1")
+	r.pod("stock", "node2")
+	r.signer("a")
+	node1, intruder := r.requester(account, "node1"), r.requester("intruder", "node1")
+	bundle := r.roots(ctx, node1)
+	chain, err := node1.Sign(ctx, request(t, "node1", till("till")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify(t, chain, bundle, till("till"))
+
+	foreign := till("till")
+	foreign.TrustDomain = "elsewhere.example"
+	denied := []struct {
+		name string
+		by   *kubernetes.Requester
+		id   model.Identity
+		want string
+	}{
+		{"an account of another node", node1, till("stock"), "no pod of account shop/stock runs on node node1"},
+		{"an account that runs nowhere", node1, till("nobody"), "no pod of account shop/nobody runs on node node1"},
+		{"another trust domain", node1, foreign, "is no workload of trust domain"},
+		{"not a registrar", intruder, till("till"), "may not ask"},
+	}
+	for _, d := range denied {
+		// The node that the request itself claims does not count.
+		if _, err := d.by.Sign(ctx, request(t, "node2", d.id)); !errors.Is(err, identity.ErrRefused) || !strings.Contains(err.Error(), d.want) {
+			t.Errorf("%s: %v, want a refusal with %q", d.name, err, d.want)
+		}
+	}
+	left, err := r.admin.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	if err != nil || len(left.Items) != 0 {
+		t.Errorf("%d requests left, %v", len(left.Items), err)
+	}
+}
+
+// Signers that start at once make one root; when the one that signs ends another
+// goes on with it.
+func TestManySigners(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	r.pod("till", "node1")
+	stops := map[string]func(){}
+	for _, name := range []string{"a", "b", "c"} {
+		stops[name] = r.signer(name)
+	}
+	node1 := r.requester(account, "node1")
+	first := r.roots(ctx, node1)
+	stops[r.holder(ctx)]()
+	chain, err := node1.Sign(ctx, request(t, "node1", till("till")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := r.roots(ctx, node1)
+	if !again.Equal(first) || len(again.Roots) != 1 {
+		t.Errorf("roots changed with the signer: %d, then %d", len(first.Roots), len(again.Roots))
+	}
+	verify(t, chain, first, till("till"))
+}
+
+// holder waits until somebody holds the Lease.
+func (r *rig) holder(ctx context.Context) string {
+	r.t.Helper()
+	w, err := r.admin.CoordinationV1().Leases(namespace).Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		l, ok := e.Object.(*coordinationv1.Lease)
+		if ok && e.Type != watch.Deleted && l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "" {
+			return *l.Spec.HolderIdentity
+		}
+	}
+	r.t.Fatal("nobody holds the Lease")
+	return ""
+}
+
+// With the API server away a node has the roots that it saw last, and no
+// certificate.
+func TestAway(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	stop := r.signer("a")
+	node1 := r.requester(account, "node1")
+	before := r.roots(ctx, node1)
+	stop()
+	r.server.Stop(t)
+	if b, err := node1.Bundle(ctx); err != nil || !b.Equal(before) {
+		t.Errorf("roots with the API server away: %v", err)
+	}
+	if _, err := node1.Sign(ctx, request(t, "node1", till("till"))); err == nil || errors.Is(err, identity.ErrRefused) {
+		t.Errorf("certificate with the API server away: %v, want an error that is no refusal", err)
+	}
+}
