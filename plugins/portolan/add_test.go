@@ -397,8 +397,9 @@ func TestAddConflict(t *testing.T) {
 	}
 }
 
-// CNI-39, CNI-D6: the plugin's own namespace is refused with one document before
-// anything is done, whoever is asked about; CNI-41 and bad input likewise.
+// CNI-39, CNI-D6, XDS-14: the plugin's own namespace, so any pod that shares the node's
+// addresses, is refused with one document before anything is done, whoever is asked
+// about; CNI-41 and bad input likewise.
 func TestAddRefuses(t *testing.T) {
 	n := newNode(t, meshed())
 	netns := nettest.New(t)

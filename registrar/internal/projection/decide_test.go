@@ -157,7 +157,8 @@ func TestPortCounts(t *testing.T) {
 }
 
 // A port whose class changes is in one kind of cluster at a time, and a pod is never in
-// a cluster of a class that it does not speak (contract 2).
+// a cluster of a class that it does not speak: HTTP never becomes TCP silently
+// (contract 2, MESH-47).
 func TestClassChange(t *testing.T) {
 	const svc = "default/s"
 	e := newEngine(t, testConfig(), pod("a", svc, "10.0.0.1", "7000+ 8080*+"), pod("b", svc, "10.0.0.2", "7000=tcp+ 8080*+"))

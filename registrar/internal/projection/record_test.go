@@ -140,3 +140,23 @@ func TestUpsertRefuses(t *testing.T) {
 		})
 	}
 }
+
+// Only what left is gone: an address that a pod gave up is nobody's at once, one of
+// three pods that goes takes no other with it, and a pod that changes its service
+// leaves the former one alone (XDS-08, XDS-15).
+func TestOnlyWhatLeftIsGone(t *testing.T) {
+	e := newEngine(t, testConfig(), pod("a", "default/s", "10.0.0.1", "8080*+"), pod("b", "default/s", "10.0.0.2", "8080*+"),
+		pod("c", "default/s", "10.0.0.3", "8080*+"), pod("x", "default/t", "10.0.0.9", "8080*+"))
+	upsert(t, e, pod("a", "default/s", "10.0.0.7", "8080*+"))
+	check(t, "clusters of s", clusters(view(t, e, "default/s")), []string{"s 8080 http: b c a"})
+	if r := e.addrs.owner[netip.MustParseAddr("10.0.0.1")]; r != nil || len(e.addrs.owner) != 4 || len(e.addrs.shadow) != 0 {
+		t.Errorf("10.0.0.1 belongs to %v; %d addresses, %d shadowed", r, len(e.addrs.owner), len(e.addrs.shadow))
+	}
+	remove(e, "b")
+	check(t, "clusters of s", clusters(view(t, e, "default/s")), []string{"s 8080 http: c a"})
+	upsert(t, e, pod("c", "default/t", "10.0.0.3", "8080*+"))
+	check(t, "clusters of s", clusters(view(t, e, "default/s")), []string{"s 8080 http: a"})
+	check(t, "clusters of t", clusters(view(t, e, "default/t")), []string{"t 8080 http: c x"})
+	remove(e, "a")
+	check(t, "clusters of t", clusters(view(t, e, "default/t")), []string{"t 8080 http: c x"})
+}

@@ -213,7 +213,8 @@ func TestReferences(t *testing.T) {
 }
 
 // The SNI is explicit and no option lets Envoy derive one; the server is pinned and
-// both sides speak TLS 1.3 (I7, MESH-26).
+// both sides speak TLS 1.3. There is no mode without TLS, in which ports could not be
+// told apart (I7, MESH-7, MESH-26).
 func TestTLSContexts(t *testing.T) {
 	clients, servers := 0, 0
 	for _, s := range shapes(t) {
