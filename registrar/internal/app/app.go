@@ -65,7 +65,7 @@ func newCommand(s streams) *cobra.Command {
 			return errors.Join(cmd.Usage(), errors.New("a command is needed"))
 		},
 	}
-	root.AddCommand(newRunCommand(s), newDNSCommand(s), newBootstrapCommand(s), newStatusCommand(s), newInstallCommand(s), newUninstallCommand(s), newVersionCommand(s))
+	root.AddCommand(newRunCommand(s), newDNSCommand(s), newBootstrapCommand(s), newStatusCommand(s), newInstallCommand(s), newUninstallCommand(s), newSignerCommand(s), newVersionCommand(s))
 	return root
 }
 

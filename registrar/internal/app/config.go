@@ -102,7 +102,7 @@ type runConfig struct {
 	DNSUpstream []string
 	Registry    string
 	Install     installConfig
-	Kubeconfig  string
+	Cluster     clusterConfig
 	DrainWait   time.Duration
 	Sweep       time.Duration
 	// SVIDLifetime of the pods' certificates, as the built-in CA signs them.
@@ -123,7 +123,7 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.HTTPAddress, "http-address", defaultHTTP, "loopback address of /metrics, /healthz and /readyz")
 	f.StringSliceVar(&c.DNSUpstream, "dns-upstream", nil, "resolvers for names outside the mesh, host or host:port (default: this host's resolv.conf)")
 	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded (on this machine) or kubernetes (shared by all nodes)")
-	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "how to reach the Kubernetes API (default: as the pod that the registrar runs in)")
+	c.Cluster.flags(f)
 	c.Install.flags(f)
 	f.DurationVar(&c.DrainWait, "drain-wait", time.Second, "how long DEL waits at most until this node's Envoy has let go of the pod")
 	f.DurationVar(&c.Sweep, "sweep-interval", 10*time.Second, "how often attachments whose pod is gone, the spool and the captures are looked at")
@@ -138,9 +138,7 @@ func (c *runConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--registry %q: use %s or %s", c.Registry, backendEmbedded, backendKubernetes))
 	}
 	if c.Registry == backendKubernetes {
-		if _, err := kubernetesConfig(c.Kubeconfig); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, c.Cluster.validate())
 	}
 	for _, p := range []struct{ flag, path string }{
 		{"cni-socket", c.CNISocket},

@@ -133,7 +133,7 @@ func changed(value, byDefault string) string {
 func (d *daemon) makeInstaller() error {
 	c := d.cfg.Install
 	if c.BirthTaint {
-		config, err := kubernetesConfig(d.cfg.Kubeconfig)
+		config, err := kubernetesConfig(d.cfg.Cluster.Kubeconfig)
 		if err != nil {
 			return fmt.Errorf("--birth-taint: %w", err)
 		}
@@ -170,7 +170,7 @@ func (d *daemon) removal() (installer.Removal, error) {
 	if !ok {
 		return nil, nil
 	}
-	config, err := kubernetesConfig(d.cfg.Kubeconfig)
+	config, err := kubernetesConfig(d.cfg.Cluster.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("--daemonset: %w", err)
 	}

@@ -34,7 +34,7 @@ func (d *daemon) openRegistry() (backend, error) {
 		return embedded.Open(embedded.Options{DB: d.db, MeshName: d.meshName, Log: log})
 	}
 	klog.SetSlogLogger(d.component("client-go")) // what the libraries of Kubernetes log
-	config, err := kubernetesConfig(d.cfg.Kubeconfig)
+	config, err := kubernetesConfig(d.cfg.Cluster.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}

@@ -82,6 +82,8 @@ type daemon struct {
 	db         *bolt.DB
 	recovery   state.Recovery
 	backend    backend
+	cluster    *cluster // nil: a machine of its own
+	locality   model.Locality
 	cache      *cache.Cache
 	xds        *server.Server
 	publisher  *publisher.Publisher
@@ -107,7 +109,11 @@ func newDaemon(ctx context.Context, cfg runConfig, vips []netip.Prefix, log *slo
 		d.close()
 		return nil, err
 	}
-	for _, step := range []func() error{d.openState, d.makeXDS, d.makeIdentities, d.makePublisher, d.makePods, d.makeInstaller, d.registerGauges} {
+	locate := func() error {
+		d.locality = d.topology(ctx)
+		return nil
+	}
+	for _, step := range []func() error{d.openState, d.makeXDS, d.makeCluster, locate, d.makeIdentities, d.makePublisher, d.makePods, d.makeInstaller, d.registerGauges} {
 		if err := step(); err != nil {
 			d.close()
 			return nil, err
@@ -184,13 +190,9 @@ func (d *daemon) makePublisher() error {
 	d.publisher, err = publisher.New(publisher.Config{
 		Engine: engine, Cache: d.cache, Catalogue: store, Names: d.names, Log: d.component("publisher"),
 		Domain: d.cfg.Mesh.Domain, TrustDomain: d.cfg.Mesh.TrustDomain, VIPRanges: d.capture.vipRanges,
-		FlatNamespaces: d.cfg.Mesh.FlatNamespaces, Self: d.locality(), XDSSocket: d.cfg.XDSSocket, Now: time.Now,
+		FlatNamespaces: d.cfg.Mesh.FlatNamespaces, Self: d.locality, XDSSocket: d.cfg.XDSSocket, Now: time.Now,
 	})
 	return err
-}
-
-func (d *daemon) locality() model.Locality {
-	return model.Locality{Region: d.cfg.Mesh.Region, Zone: d.cfg.Mesh.Zone}
 }
 
 // loadEngine makes the projection from the saved catalogue. An entry that cannot
@@ -220,19 +222,17 @@ func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) 
 func (d *daemon) makeIdentities() error {
 	dir := filepath.Join(d.cfg.StateDir, "ca")
 	log := d.component("identity")
-	ca, err := identity.OpenCA(dir, d.cfg.Mesh.TrustDomain, time.Now, log)
-	if err != nil {
-		return err
-	}
-	if err := ca.SetLifetime(d.cfg.SVIDLifetime); err != nil {
-		return err
-	}
+	// The store makes the folder, which the signer may need.
 	store, err := identity.OpenFileStore(filepath.Join(dir, "svids"), time.Now, log)
 	if err != nil {
 		return err
 	}
+	signer, err := d.signer(dir, log)
+	if err != nil {
+		return err
+	}
 	d.identities, err = identity.NewManager(identity.ManagerConfig{
-		Signer: ca, Node: d.cfg.Mesh.Node, Store: store, Log: log, Metrics: d.metrics,
+		Signer: signer, Node: d.cfg.Mesh.Node, Store: store, Log: log, Metrics: d.metrics,
 		OnBundle:  func(b identity.Bundle) { d.publisher.SetBundle(b.TrustDomain, b.PEM()) },
 		OnUpdate:  func(s identity.SVID) { d.publisher.SetSVID(s.Identity, s.ChainPEM, s.KeyPEM) },
 		OnRelease: func(id model.Identity) { d.publisher.RemoveSVID(id) },
@@ -255,13 +255,15 @@ func (d *daemon) makePods() error {
 	if err != nil {
 		return err
 	}
-	d.pods, err = attach.New(attach.Config{
-		DB: d.db, Log: d.component("attach"), Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, Locality: d.locality(),
+	cfg := attach.Config{
+		DB: d.db, Log: d.component("attach"), Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, Locality: d.locality,
 		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, SweepInterval: d.cfg.Sweep, Now: time.Now,
 		Mesh: d.publisher, Registry: d.backend, Identities: ensurer{d.identities}, Names: d.names,
 		Readiness: listenTables{Watcher: d.readiness, log: d.component("readiness")}, Capture: d.capture,
 		Unsupported: capture.Probe(), Metrics: d.metrics,
-	})
+	}
+	d.cluster.join(&cfg, d.cfg.Install.Bypass)
+	d.pods, err = attach.New(cfg)
 	if err != nil {
 		return err
 	}
@@ -279,6 +281,7 @@ func (d *daemon) close() {
 			}
 		}
 	}()
+	d.cluster.close(d.log)
 	if d.backend != nil {
 		if err := d.backend.Close(); err != nil {
 			d.log.Error("registry was not closed cleanly", "error", err)
@@ -303,6 +306,9 @@ func (d *daemon) run(ctx context.Context) error {
 	g.Go(func() error { return d.names.client.Run(ctx) })
 	g.Go(func() error { return d.publisher.Run(ctx) })
 	g.Go(func() error { return d.watchRegistry(ctx) })
+	if d.cluster != nil {
+		g.Go(func() error { return d.cluster.source.Run(ctx, d.pods.Observe) })
+	}
 	g.Go(func() error { return d.servePods(ctx) })
 	d.log.Info("registrar runs", "version", Version, "node", d.cfg.Mesh.Node, "domain", d.cfg.Mesh.Domain, "registry", d.cfg.Registry)
 	return g.Wait()

@@ -1,7 +1,6 @@
 package podsource
 
 import (
-	"context"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,9 +27,9 @@ type Reporter struct {
 	recorder    record.EventRecorder
 }
 
-// NewReporter returns a Reporter of one node that writes until ctx ends.
-func NewReporter(ctx context.Context, client kubernetes.Interface, node string) *Reporter {
-	b := record.NewBroadcaster(record.WithContext(ctx))
+// NewReporter returns a Reporter of one node that writes until Close.
+func NewReporter(client kubernetes.Interface, node string) *Reporter {
+	b := record.NewBroadcaster()
 	b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return &Reporter{broadcaster: b, recorder: b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: node})}
 }

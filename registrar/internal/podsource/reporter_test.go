@@ -29,7 +29,7 @@ func TestReport(t *testing.T) {
 	}
 	defer watch.Stop()
 
-	r := podsource.NewReporter(ctx, client, node)
+	r := podsource.NewReporter(client, node)
 	defer r.Close()
 	w := model.Workload{Namespace: "shop", Name: "payments-1", ObjectUID: "u1"}
 	r.Report(w, "InvalidAnnotation", "the port is no port")

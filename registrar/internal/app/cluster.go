@@ -1,0 +1,152 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgo "k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+
+	"github.com/portolan-mesh/portolan/api/authority"
+	"github.com/portolan-mesh/portolan/registrar/internal/attach"
+	"github.com/portolan-mesh/portolan/registrar/internal/cri"
+	"github.com/portolan-mesh/portolan/registrar/internal/identity"
+	"github.com/portolan-mesh/portolan/registrar/internal/identity/kubernetes"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/podsource"
+)
+
+const (
+	defaultNamespace = "portolan-system"
+	defaultCRISocket = "/run/containerd/containerd.sock"
+	// topologyTimeout bounds the one look at the node's labels at a start.
+	topologyTimeout = 2 * time.Second
+)
+
+// clusterConfig is where the parts of a cluster are.
+type clusterConfig struct {
+	Kubeconfig string
+	// Namespace is the mesh's own.
+	Namespace string
+	// CRISocket is the container runtime's; empty leaves missed pods alone.
+	CRISocket string
+}
+
+func (c *clusterConfig) flags(f *pflag.FlagSet) {
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "how to reach the Kubernetes API (default: as the pod that the registrar runs in)")
+	f.StringVar(&c.Namespace, "namespace", defaultNamespace, "namespace of the mesh's own objects in Kubernetes")
+	f.StringVar(&c.CRISocket, "cri-socket", defaultCRISocket, "the container runtime, which is asked for pods that started without the plugin (empty: they stay outside the mesh)")
+}
+
+func (c *clusterConfig) validate() error {
+	_, err := kubernetesConfig(c.Kubeconfig)
+	if !authority.ValidLabel(c.Namespace) {
+		err = errors.Join(err, fmt.Errorf("--namespace %q is not a DNS label", c.Namespace))
+	}
+	return err
+}
+
+// cluster is what a node of a cluster has besides a machine of its own; nil
+// standalone.
+type cluster struct {
+	client    clientgo.Interface
+	source    *podsource.Source
+	reporter  *podsource.Reporter
+	sandboxes *cri.Runtime // nil: not asked
+}
+
+// makeCluster makes what asks the API server about this node's pods.
+func (d *daemon) makeCluster() error {
+	if d.cfg.Registry != backendKubernetes {
+		return nil
+	}
+	config, err := kubernetesConfig(d.cfg.Cluster.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := clientgo.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	namespaces, err := metadata.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	c := &cluster{client: client}
+	c.source, err = podsource.New(podsource.Config{
+		Client: client, Namespaces: namespaces, Node: d.cfg.Mesh.Node, Log: d.component("podsource"), Metrics: d.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	if d.cfg.Cluster.CRISocket != "" {
+		if c.sandboxes, err = cri.Open(d.cfg.Cluster.CRISocket, d.component("cri")); err != nil {
+			return err
+		}
+	}
+	c.reporter = podsource.NewReporter(client, d.cfg.Mesh.Node)
+	d.cluster = c
+	return nil
+}
+
+// close lets go of the connections; c may be nil.
+func (c *cluster) close(log *slog.Logger) {
+	if c == nil {
+		return
+	}
+	c.reporter.Close()
+	if c.sandboxes != nil {
+		if err := c.sandboxes.Close(); err != nil {
+			log.Warn("connection to the container runtime was not closed cleanly", "error", err)
+		}
+	}
+}
+
+// join gives the attachments what the cluster knows; nothing standalone.
+func (c *cluster) join(cfg *attach.Config, bypass []string) {
+	if c == nil {
+		return
+	}
+	cfg.Workloads, cfg.Reporter, cfg.Bypass = c.source, c.reporter, bypass
+	if c.sandboxes != nil {
+		cfg.Sandboxes = c.sandboxes
+	}
+}
+
+// signer is who signs for this node: the cluster's signer, or the CA of the machine.
+func (d *daemon) signer(dir string, log *slog.Logger) (identity.Signer, error) {
+	if d.cluster != nil {
+		return kubernetes.NewRequester(kubernetes.RequesterConfig{
+			Client: d.cluster.client, Namespace: d.cfg.Cluster.Namespace, TrustDomain: d.cfg.Mesh.TrustDomain,
+			Saved: identity.NewBundleFile(dir), Log: log,
+		})
+	}
+	ca, err := identity.OpenCA(dir, d.cfg.Mesh.TrustDomain, time.Now, log)
+	if err != nil {
+		return nil, err
+	}
+	return ca, ca.SetLifetime(d.cfg.SVIDLifetime)
+}
+
+// topology returns the node's region and zone, by flag or, in a cluster, by the
+// labels of its Node (contract 3). Without an answer they are empty for this run.
+func (d *daemon) topology(ctx context.Context) model.Locality {
+	l := model.Locality{Region: d.cfg.Mesh.Region, Zone: d.cfg.Mesh.Zone}
+	if d.cluster == nil || l != (model.Locality{}) {
+		return l
+	}
+	ctx, cancel := context.WithTimeout(ctx, topologyTimeout)
+	defer cancel()
+	node, err := d.cluster.client.CoreV1().Nodes().Get(ctx, d.cfg.Mesh.Node, metav1.GetOptions{})
+	if err != nil {
+		d.log.Warn("the node's region and zone are not known; endpoints carry none", "node", d.cfg.Mesh.Node, "error", err)
+		return l
+	}
+	return model.Locality{Region: node.Labels[corev1.LabelTopologyRegion], Zone: node.Labels[corev1.LabelTopologyZone]}
+}
