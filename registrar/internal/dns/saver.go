@@ -25,6 +25,8 @@ type saver struct {
 	log     *slog.Logger
 	// wake has room for one: there is something to save.
 	wake chan struct{}
+	// failed: the last write did. Only run uses it.
+	failed bool
 }
 
 func newSaver(file table.File, t *table.Table, m *metrics, log *slog.Logger) *saver {
@@ -69,9 +71,14 @@ func (s *saver) run(ctx context.Context) {
 func (s *saver) save() bool {
 	if err := s.file.Save(s.table.Message()); err != nil {
 		s.metrics.saveErrors.Inc()
+		s.failed = true
 		s.log.Error("table not saved; a restart of mesh DNS would serve an older one until the registrar connects", "error", err)
 		return false
 	}
 	s.metrics.saves.Inc()
+	if s.failed {
+		s.log.Info("table is saved again", "file", s.file.Path)
+	}
+	s.failed = false
 	return true
 }

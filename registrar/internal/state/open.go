@@ -301,14 +301,20 @@ func isDamage(err error) bool {
 
 // explain adds the path and, where there is one, the remedy.
 func explain(path string, err error) error {
+	if errors.Is(err, bbolterrors.ErrTimeout) {
+		err = ErrLocked
+	}
+	return fmt.Errorf("open state file %s: %w", path, remedy(path, err))
+}
+
+// remedy adds to what the disk says what is to be done about it.
+func remedy(path string, err error) error {
 	dir := filepath.Dir(path)
 	switch {
 	case errors.Is(err, syscall.EROFS), errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("open state file %s: %w; make %s writable or choose another path", path, err, dir)
+		return fmt.Errorf("%w; make %s writable or choose another path", err, dir)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("open state file %s: %w; free space on the file system of %s", path, err, dir)
-	case errors.Is(err, bbolterrors.ErrTimeout):
-		return fmt.Errorf("open state file %s: %w", path, ErrLocked)
+		return fmt.Errorf("%w; free space on the file system of %s", err, dir)
 	}
-	return fmt.Errorf("open state file %s: %w", path, err)
+	return err
 }

@@ -23,12 +23,19 @@ type Records[T any] struct {
 
 // OpenRecords makes the bucket when it is missing.
 func OpenRecords[T any](db *bbolt.DB, bucket string, log *slog.Logger) (*Records[T], error) {
-	err := db.Update(func(tx *bbolt.Tx) error {
-		_, err := tx.CreateBucketIfNotExists([]byte(bucket))
-		return err
+	var missing bool
+	err := db.View(func(tx *bbolt.Tx) error {
+		missing = tx.Bucket([]byte(bucket)) == nil
+		return nil
 	})
+	if err == nil && missing { // a full disk must keep nobody from starting who has it
+		err = db.Update(func(tx *bbolt.Tx) error {
+			_, err := tx.CreateBucketIfNotExists([]byte(bucket))
+			return err
+		})
+	}
 	if err != nil {
-		return nil, fmt.Errorf("make bucket %s in %s: %w", bucket, db.Path(), err)
+		return nil, fmt.Errorf("make bucket %s in %s: %w", bucket, db.Path(), remedy(db.Path(), err))
 	}
 	return &Records[T]{db: db, bucket: bucket, log: log}, nil
 }
@@ -59,7 +66,7 @@ func (r *Records[T]) Save(set map[string]T, gone ...string) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("save %s to %s: %w", r.bucket, r.db.Path(), err)
+		return fmt.Errorf("save %s to %s: %w", r.bucket, r.db.Path(), remedy(r.db.Path(), err))
 	}
 	return nil
 }
