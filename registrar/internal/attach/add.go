@@ -79,11 +79,16 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	pod := d.Pod
 	m.mu.Lock()
 	old, again := m.pods[pod.Key]
+	now := &attachment{told: true}
 	if again {
 		pod.Since = old.pod.Since
 		d.Pod = pod
+		// What the first ADD published is this one's to withdraw.
+		now.generation = old.generation
 	}
-	m.pods[pod.Key] = &attachment{pod: pod, told: true}
+	counted := again && old.told
+	now.pod = pod
+	m.pods[pod.Key] = now
 	m.mu.Unlock()
 	m.refresh(ctx, pod)
 
@@ -93,16 +98,22 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	err := m.cfg.Identities.Ensure(ctx, pod.Identity)
 	switch {
 	case err != nil && again:
+		m.mu.Lock()
+		now.told = counted
+		m.mu.Unlock()
 		m.undo(ctx, old.pod)
 	case err != nil:
 		m.drop(pod.Key)
-	case again:
+	case counted:
 		m.cfg.Identities.Release(old.pod.Identity)
 	}
 	if err != nil {
 		return &Error{Kind: NotReady, Err: fmt.Errorf("no certificate for %s: %w", pod.Identity.SPIFFE(), err)}
 	}
 	m.tell(pod)
+	if again && len(pod.Ports) == 0 {
+		m.withdraw(ctx, old.pod) // it served and is a client now
+	}
 	// Known to everybody as UNHEALTHY from here on, so that its service has a
 	// name, an address and a route when the first port turns HEALTHY.
 	m.publish(ctx, pod.Key)

@@ -556,3 +556,24 @@ func TestAddTwice(t *testing.T) {
 		t.Errorf("after the second ADD: %v", m.Pods())
 	}
 }
+
+// A second ADD of the same attachment that fails, or that serves nothing any more,
+// leaves no record of the first one.
+func TestSecondAddTakesOverTheRecord(t *testing.T) {
+	w := newWorld()
+	m := newManager(t, w, openDB(t, filepath.Join(t.TempDir(), "state.db")))
+	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
+	w.signErr = errors.New("the signer is away")
+	if err := m.Add(t.Context(), addRequest("c1", "a", "10.1.0.2", multiPort()), func(Decision) error { return nil }); err == nil {
+		t.Fatal("ADD without a certificate succeeded")
+	}
+	if got := w.endpoints(); len(got) != 0 || len(m.Pods()) != 0 {
+		t.Errorf("a second ADD failed and %v are published", got)
+	}
+	w.signErr = nil
+	mustAdd(t, m, addRequest("c2", "b", "10.1.0.3", multiPort()))
+	mustAdd(t, m, addRequest("c2", "b", "10.1.0.3", map[string]string{"endpoint.aether.io/ports": "none"}))
+	if got := w.endpoints(); len(got) != 0 {
+		t.Errorf("a pod that serves nothing any more publishes %v", got)
+	}
+}
