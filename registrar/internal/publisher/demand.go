@@ -35,7 +35,11 @@ func (p *Publisher) onDemand(d cache.Demand) {
 	})
 	left := newBatch()
 	for _, key := range p.cache.Evict(made...) {
-		if g, ok := p.given[key.Name]; ok && g.kind == key.Kind {
+		switch g, ok := p.given[key.Name]; {
+		case ok && g.both && key.Kind == cache.OnDemandCluster:
+			g.both = false
+			p.given[key.Name] = g
+		case ok && g.kind == key.Kind:
 			p.forget(key.Name)
 		}
 		// Others may read its endpoints still.

@@ -156,28 +156,47 @@ func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
 		return
 	}
 	a := p.engine.Resolve(name)
+	// A registrar that has just started gives upstreams to all before it knows what an
+	// Envoy has on demand. Then both sources say the same: what is taken from one of
+	// them would be missing.
+	old, given := p.given[name]
+	both := old.both || given && old.kind == cache.WildcardCluster && kind == cache.OnDemandCluster
+	kinds := []cache.Kind{kind}
+	if both {
+		kind, kinds = cache.WildcardCluster, []cache.Kind{cache.WildcardCluster, cache.OnDemandCluster}
+	}
 	p.forget(name)
 	// Who still has the cluster, because its change is late or rejected, or reads
 	// endpoints alone, must not keep those of a name that leads nowhere.
 	endpoints := cache.Key{Kind: cache.Endpoints, Name: name}
+	var msg proto.Message
 	switch a.Kind {
 	case projection.Real:
-		msg, err := resource.Cluster(p.serviceCluster(a.Cluster))
+		cluster, err := resource.Cluster(p.serviceCluster(a.Cluster))
 		if err != nil {
 			p.log.Error("cluster cannot be built; its name is refused", "cluster", name, "error", err)
-			b.remove(cache.Key{Kind: kind, Name: name})
-			return
+			break
 		}
-		p.set(b, kind, name, msg)
+		msg = cluster
 		p.setEndpoints(b, a.Cluster)
 	case projection.Tombstone:
-		p.set(b, kind, name, resource.Tombstone(name))
+		msg = resource.Tombstone(name)
 		b.remove(endpoints)
 	case projection.Refused:
-		b.remove(cache.Key{Kind: kind, Name: name}, endpoints)
-		return
+		b.remove(endpoints)
 	}
-	p.note(name, givenCluster{service: a.Service, port: a.Cluster.ID.Port, kind: kind, tombstone: a.Kind == projection.Tombstone})
+	for _, k := range kinds {
+		if msg == nil {
+			b.remove(cache.Key{Kind: k, Name: name})
+			continue
+		}
+		p.set(b, k, name, msg)
+	}
+	if msg != nil {
+		p.note(name, givenCluster{
+			service: a.Service, port: a.Cluster.ID.Port, kind: kind, both: both, tombstone: a.Kind == projection.Tombstone,
+		})
+	}
 }
 
 func (p *Publisher) giveEndpoints(b *batch, name string) {

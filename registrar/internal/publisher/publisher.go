@@ -67,8 +67,8 @@ type Publisher struct {
 	table routeTable
 	dns   nameTable
 	local localPods
-	// kick wakes Run for work that must not be done under mu.
-	kick chan struct{}
+	// kickSave and kickTell wake settle for work that must not be done under mu.
+	kickSave, kickTell chan struct{}
 }
 
 // givenCluster is one service cluster in the cache.
@@ -78,6 +78,8 @@ type givenCluster struct {
 	// kind is how Envoy gets it; a name keeps its source for good (dataplane
 	// decision 5). Endpoints: nobody asked for the cluster, only for its endpoints.
 	kind cache.Kind
+	// both: of kind WildcardCluster, and given on demand too.
+	both bool
 	// tombstone: the name leads nowhere.
 	tombstone bool
 }
@@ -99,7 +101,8 @@ func New(cfg Config) (*Publisher, error) {
 		names:     map[model.ServiceKey]map[string]struct{}{},
 		awaited:   map[model.ServiceKey]*awaitedStep{},
 		withdrawn: map[string][]withdrawal{},
-		kick:      make(chan struct{}, 1),
+		kickSave:  make(chan struct{}, 1),
+		kickTell:  make(chan struct{}, 1),
 		table:     newRouteTable(),
 		dns:       newNameTable(),
 		local:     newLocalPods(),

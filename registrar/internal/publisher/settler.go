@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -44,8 +45,8 @@ type nameTable struct {
 	// unsaved are the services whose entry is not on disk yet.
 	unsaved  map[model.ServiceKey]struct{}
 	services map[model.ServiceKey]serviceNames
-	// dirty: services changed since the settler took them; tcpDirty: their TCP
-	// ports did. telling: the settler is about to tell what it took.
+	// dirty: services changed since they were told; tcpDirty: their TCP
+	// ports did. telling: what was taken is about to be told.
 	dirty, tcpDirty, telling bool
 	// tcp is the sorted union, nil while it must be made anew.
 	tcp []netip.AddrPort
@@ -123,35 +124,44 @@ func (t *nameTable) names() map[string]Address {
 
 // SyncPods says who programs the running pods' TCP port sets; it may block. Call
 // it before Run.
-func (p *Publisher) SyncPods(sync func()) {
+func (p *Publisher) SyncPods(program func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.dns.pods = sync
+	p.dns.pods = program
 }
 
 // wake makes the settler look.
 func (p *Publisher) wake() {
-	select {
-	case p.kick <- struct{}{}:
-	default:
+	for _, kick := range []chan struct{}{p.kickSave, p.kickTell} {
+		select {
+		case kick <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// settle does what may block, until ctx ends, always in this order: the catalogue
-// on disk, then Envoy, then the pods' port sets, then DNS.
+// settle does what may block, until ctx ends, for each service in this order: the
+// catalogue on disk, then Envoy, then the pods' port sets, then DNS. Names that wait
+// for Envoy's route table hold up no write, and so no endpoint that waits for one.
 func (p *Publisher) settle(ctx context.Context) {
-	retry := time.NewTimer(saveRetry)
+	var wg sync.WaitGroup
+	wg.Go(func() { settleEvery(ctx, p.kickTell, func() { p.tellNames(ctx) }) })
+	settleEvery(ctx, p.kickSave, p.saveCatalogue)
+	wg.Wait()
+}
+
+// settleEvery calls fn after every kick, and now and then for what has failed.
+func settleEvery(ctx context.Context, kick <-chan struct{}, fn func()) {
+	retry := time.NewTicker(saveRetry)
 	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.kick:
+		case <-kick:
 		case <-retry.C:
-			retry.Reset(saveRetry)
 		}
-		p.saveCatalogue()
-		p.tellNames(ctx)
+		fn()
 	}
 }
 

@@ -49,14 +49,17 @@ func (p *Publisher) await(key model.ServiceKey, step *awaitedStep, keys []cache.
 	step.cancel = p.cache.Await(keys, func(r cache.Result) { p.onStep(key, step, keys, r) })
 }
 
-// clusterKey is the cache key of a service's cluster. One that the cache does not have
+// clusterKeys are the cache keys of a service's cluster. One that the cache does not have
 // is acknowledged with its removal, or at once if Envoy never asked for it.
-func (p *Publisher) clusterKey(name string) cache.Key {
-	kind := cache.OnDemandCluster
-	if g, ok := p.given[name]; ok {
-		kind = g.kind
+func (p *Publisher) clusterKeys(name string) []cache.Key {
+	onDemand := cache.Key{Kind: cache.OnDemandCluster, Name: name}
+	switch g, ok := p.given[name]; {
+	case ok && g.both:
+		return []cache.Key{{Kind: cache.WildcardCluster, Name: name}, onDemand}
+	case ok:
+		return []cache.Key{{Kind: g.kind, Name: name}}
 	}
-	return cache.Key{Kind: kind, Name: name}
+	return []cache.Key{onDemand}
 }
 
 // awaitKeys turns what a step awaits into cache keys. A cluster that Envoy does
@@ -68,12 +71,12 @@ func (p *Publisher) awaitKeys(awaits []projection.Await) []cache.Key {
 		case projection.AwaitRoutes:
 			keys = append(keys, cache.Key{Kind: cache.Route, Name: resource.RoutesName})
 		case projection.AwaitCluster:
-			keys = append(keys, p.clusterKey(a.Name))
+			keys = append(keys, p.clusterKeys(a.Name)...)
 		case projection.AwaitClusters:
-			keys = append(keys, p.clusterKey(a.Name))
+			keys = append(keys, p.clusterKeys(a.Name)...)
 			for name := range p.given {
 				if strings.HasPrefix(name, a.Name+":") {
-					keys = append(keys, p.clusterKey(name))
+					keys = append(keys, p.clusterKeys(name)...)
 				}
 			}
 		case projection.AwaitEndpoints:
