@@ -12,11 +12,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+
+	"github.com/portolan-mesh/portolan/scripts/disktest"
 )
 
 // noon is the time of every test.
@@ -422,28 +424,13 @@ func TestOldCopiesGo(t *testing.T) {
 	}
 }
 
-// mount mounts a tmpfs for the test; it needs root.
-func mount(t *testing.T, options string) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
-		t.Fatalf("mount a tmpfs: %v; run the tests as root", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
-	return dir
-}
-
 // A folder that cannot be written, or has no space, is an error that names the path
 // and the remedy; nothing half-made stays behind.
 func TestOpenNoRoom(t *testing.T) {
-	readOnly := mount(t, "size=1m")
+	readOnly := disktest.Mount(t, "size=1m")
 	must(t, os.WriteFile(filepath.Join(readOnly, "damaged.db"), []byte("damaged"), 0o600))
-	must(t, syscall.Mount("", readOnly, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-	full := mount(t, "size=8k,nr_inodes=10")
+	disktest.Remount(t, readOnly, unix.MS_RDONLY, "")
+	full := disktest.Mount(t, "size=8k,nr_inodes=10")
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, nil, 0o600))
 	for _, tt := range []struct {

@@ -25,6 +25,7 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry/registrytest"
+	"github.com/portolan-mesh/portolan/scripts/disktest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -328,25 +329,10 @@ func TestCorruptRecords(t *testing.T) {
 	}
 }
 
-// mount mounts a tmpfs for the test; it needs root.
-func mount(t *testing.T, options string) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
-		t.Fatalf("mount a tmpfs: %v; run the tests as root", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
-		}
-	})
-	return dir
-}
-
 // A full disk loses nothing and holds up nothing: records are served, Health names
 // path and remedy, and they are stored once there is room again.
 func TestDiskFull(t *testing.T) {
-	dir := mount(t, "size=256k")
+	dir := disktest.Mount(t, "size=256k")
 	db := database(t, filepath.Join(dir, "state.db"))
 	const n = 2000
 	var logged *bytes.Buffer
@@ -367,9 +353,7 @@ func TestDiskFull(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		must(t, b.Withdraw(t.Context(), "0000", 2))
-		if err := syscall.Mount("", dir, "", syscall.MS_REMOUNT, "size=64m"); err != nil {
-			t.Fatal(err)
-		}
+		disktest.Remount(t, dir, 0, "size=64m")
 		time.Sleep(2 * maxRetry)
 		synctest.Wait()
 		if err, s := b.Health(), b.Stats(); err != nil || s.Unsaved != 0 || s.Records != n-1 {
@@ -388,7 +372,7 @@ func TestDiskFull(t *testing.T) {
 // What changes while a write is under way that fails is not put back by what that
 // write had.
 func TestFailedWriteKeepsNewer(t *testing.T) {
-	db := database(t, filepath.Join(mount(t, "size=64k"), "state.db"))
+	db := database(t, filepath.Join(disktest.Mount(t, "size=64k"), "state.db"))
 	b := newBackend(Options{DB: db, Log: slog.New(slog.DiscardHandler), MeshName: func(model.ServiceKey) string { return "" }})
 	for i := range 500 { // more than there is room for
 		must(t, b.Publish(t.Context(), endpoint(fmt.Sprint(i), 1)))
