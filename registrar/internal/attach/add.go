@@ -29,7 +29,7 @@ func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(D
 func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, decided func(Decision) error) error {
 	m.count.unknown.Add(float64(len(d.Unknown)))
 	for _, k := range d.Unknown {
-		m.log.Warn("unknown annotation ignored", "key", k, "attachment", KeyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
+		m.log.Warn("unknown annotation ignored", "key", k, "attachment", model.KeyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
 	}
 	if !d.Meshed {
 		return decided(d)
@@ -45,7 +45,9 @@ func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, de
 	if err := m.awaitReady(ctx); err != nil {
 		return err
 	}
-	m.evictAddresses(ctx, d.Pod)
+	if err := m.evictAddresses(ctx, d.Pod); err != nil {
+		return err
+	}
 	if err := m.begin(ctx, &d); err != nil {
 		return err
 	}
@@ -222,8 +224,9 @@ func (m *Manager) drop(key model.AttachmentKey) {
 }
 
 // evictAddresses withdraws every older attachment that holds an address of pod:
-// the address has a new owner, whatever became of the old one's DEL (CNI-37).
-func (m *Manager) evictAddresses(ctx context.Context, pod model.Pod) {
+// the address has a new owner, whatever became of the old one's DEL (CNI-37). An ADD
+// that waited while its address was given on fails: it is the older one.
+func (m *Manager) evictAddresses(ctx context.Context, pod model.Pod) error {
 	m.mu.Lock()
 	var old []model.Pod
 	for k, a := range m.pods {
@@ -236,9 +239,15 @@ func (m *Manager) evictAddresses(ctx context.Context, pod model.Pod) {
 	}
 	m.mu.Unlock()
 	for _, p := range old {
+		if p.Since.After(pod.Since) {
+			return &Error{Kind: NotReady, Err: fmt.Errorf("the address was given to the later attachment %s meanwhile: delete this one", p.Key)}
+		}
+	}
+	for _, p := range old {
 		m.log.Warn("address has a new owner, the older attachment is withdrawn", "attachment", p.Key.String(), "pod", p.Name, "new", pod.Key.String())
 		if err := m.forget(ctx, p.Key, "address re-used", atOnce); err != nil {
 			m.log.Error("cannot remove the record of an older attachment", "attachment", p.Key.String(), "error", err)
 		}
 	}
+	return nil
 }

@@ -88,6 +88,7 @@ func (m *Manager) teardown(ctx context.Context, pod model.Pod, why string) {
 	if a, ok := m.pods[pod.Key]; ok {
 		a.leaving = true
 		published, told = a.generation > 0, a.told
+		a.told = false // an ADD that is evicted at work is torn down by two, and counted once
 	}
 	m.mu.Unlock()
 	if told {

@@ -577,3 +577,21 @@ func TestSecondAddTakesOverTheRecord(t *testing.T) {
 		t.Errorf("a pod that serves nothing any more publishes %v", got)
 	}
 }
+
+// Of two ADDs with one address that wait at the same time the later one owns it,
+// whichever goes on first (CNI-37).
+func TestLaterAddOwnsTheAddress(t *testing.T) {
+	w := newWorld()
+	m := newManager(t, w, openDB(t, filepath.Join(t.TempDir(), "state.db")))
+	now := time.Now()
+	m.cfg.Now = func() time.Time { return now }
+	mustAdd(t, m, addRequest("c2", "b", "10.1.0.2", multiPort()))
+	now = now.Add(-time.Second) // c1 came before, and waited
+	err := m.Add(t.Context(), addRequest("c1", "a", "10.1.0.2", multiPort()), func(Decision) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "c2-eth0") {
+		t.Errorf("the earlier ADD: %v, want an error that names the later", err)
+	}
+	if _, err := m.Check(key("c2")); err != nil {
+		t.Errorf("the later attachment is gone: %v", err)
+	}
+}
