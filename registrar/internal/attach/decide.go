@@ -128,7 +128,7 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, facts Facts) (model.Pod
 		servers = nil
 	}
 	return model.Pod{
-		Key:          KeyOf(req.GetAttachment()),
+		Key:          model.KeyOf(req.GetAttachment()),
 		Network:      req.GetNetwork(),
 		Netns:        req.GetNetns(),
 		RuntimeNetns: req.GetRuntimeNetns(),
@@ -165,9 +165,4 @@ func parseAddrs(what string, texts []string) ([]netip.Addr, error) {
 		out = append(out, a.Unmap())
 	}
 	return out, nil
-}
-
-// KeyOf reads the key of a validated message.
-func KeyOf(a *cniv1.Attachment) model.AttachmentKey {
-	return model.AttachmentKey{ContainerID: a.GetContainerId(), IfName: a.GetIfname()}
 }

@@ -65,7 +65,7 @@ func (m *Manager) recover(ctx context.Context) {
 			continue
 		}
 		req := e.Note.GetAttached()
-		key := KeyOf(req.GetAttachment())
+		key := model.KeyOf(req.GetAttachment())
 		if _, err := m.Check(key); err == nil {
 			continue
 		}
@@ -176,7 +176,7 @@ func (m *Manager) replayDeleted(ctx context.Context) {
 	var dropped []model.AttachmentKey
 	notes := slices.DeleteFunc(m.scan(m.cfg.SpoolDir), func(e spool.Entry) bool { return e.Kind != spool.Deleted })
 	for _, e := range notes {
-		key := KeyOf(e.Note.GetDeleted().GetAttachment())
+		key := model.KeyOf(e.Note.GetDeleted().GetAttachment())
 		m.mu.Lock()
 		a, known := m.pods[key]
 		told := known && a.told
@@ -234,7 +234,7 @@ func (m *Manager) Replay(ctx context.Context) {
 // request needs no further attention: adopted, known already, not to be meshed,
 // or gone.
 func (m *Manager) adopt(ctx context.Context, req *cniv1.AddRequest) bool {
-	key := KeyOf(req.GetAttachment())
+	key := model.KeyOf(req.GetAttachment())
 	if _, err := m.Check(key); err == nil {
 		return true
 	}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	dnsv1 "github.com/portolan-mesh/portolan/api/dns/v1"
-	"github.com/portolan-mesh/portolan/registrar/internal/dns/table"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
 const (
@@ -211,7 +211,7 @@ func (c *Client) take(resp *dnsv1.SyncResponse) (Ack, bool) {
 
 func podStatusFrom(m *dnsv1.PodStatus) PodStatus {
 	st := PodStatus{
-		Key:      table.KeyFrom(m.GetAttachment()),
+		Key:      model.KeyOf(m.GetAttachment()),
 		Captured: m.GetCaptured(), CaptureErr: m.GetCaptureError(), Err: m.GetError(),
 	}
 	switch m.GetState() {

@@ -204,7 +204,7 @@ func awaitAck(t *testing.T, stream dnsv1.MeshDNSService_SyncClient, revision uin
 			t.Fatal(err)
 		}
 		for _, p := range resp.GetPods() {
-			got[table.KeyFrom(p.GetAttachment()).String()] = p
+			got[model.KeyOf(p.GetAttachment()).String()] = p
 		}
 		if resp.GetRevision() > revision {
 			t.Fatalf("revision %d is acknowledged, want %d", resp.GetRevision(), revision)

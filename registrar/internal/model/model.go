@@ -22,6 +22,15 @@ type AttachmentKey struct {
 	IfName string
 }
 
+// KeyOf reads a key from a message of the mesh's own protocols, nil included.
+func KeyOf(m interface {
+	GetContainerId() string
+	GetIfname() string
+},
+) AttachmentKey {
+	return AttachmentKey{ContainerID: m.GetContainerId(), IfName: m.GetIfname()}
+}
+
 // String returns containerID-ifname, the file name of the netns pin.
 func (k AttachmentKey) String() string { return k.ContainerID + "-" + k.IfName }
 

@@ -82,7 +82,7 @@ func (s *Server) Del(ctx context.Context, req *cniv1.DelRequest) (*cniv1.DelResp
 	if err := req.Validate(); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := s.attachments.Del(ctx, attach.KeyOf(req.GetAttachment())); err != nil {
+	if err := s.attachments.Del(ctx, model.KeyOf(req.GetAttachment())); err != nil {
 		return nil, toStatus(err)
 	}
 	return &cniv1.DelResponse{}, nil
@@ -93,7 +93,7 @@ func (s *Server) Check(_ context.Context, req *cniv1.CheckRequest) (*cniv1.Check
 	if err := req.Validate(); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	pod, err := s.attachments.Check(attach.KeyOf(req.GetAttachment()))
+	pod, err := s.attachments.Check(model.KeyOf(req.GetAttachment()))
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -107,7 +107,7 @@ func (s *Server) GC(ctx context.Context, req *cniv1.GCRequest) (*cniv1.GCRespons
 	}
 	valid := make([]model.AttachmentKey, 0, len(req.GetValid()))
 	for _, a := range req.GetValid() {
-		valid = append(valid, attach.KeyOf(a))
+		valid = append(valid, model.KeyOf(a))
 	}
 	removed, err := s.attachments.GC(ctx, req.GetNetwork(), valid)
 	if err != nil {

@@ -58,7 +58,7 @@ func (c *Change) Merge(m *dnsv1.SyncRequest) error {
 		c.RemoveNames[n] = struct{}{}
 	}
 	for _, a := range m.GetRemovePods() {
-		c.RemovePods[KeyFrom(a)] = struct{}{}
+		c.RemovePods[model.KeyOf(a)] = struct{}{}
 	}
 	return c.checkTotals()
 }

@@ -244,7 +244,7 @@ func (t *Table) Message() *dnsv1.Table {
 	}
 	slices.SortFunc(names, func(a, b *dnsv1.Name) int { return strings.Compare(a.GetName(), b.GetName()) })
 	slices.SortFunc(list, func(a, b *dnsv1.Pod) int {
-		return strings.Compare(KeyFrom(a.GetAttachment()).String(), KeyFrom(b.GetAttachment()).String())
+		return strings.Compare(model.KeyOf(a.GetAttachment()).String(), model.KeyOf(b.GetAttachment()).String())
 	})
 	return &dnsv1.Table{Settings: t.settings.Message(), Names: names, Pods: list}
 }

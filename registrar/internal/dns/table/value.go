@@ -69,11 +69,6 @@ func KeyMessage(k model.AttachmentKey) *cniv1.Attachment {
 	return &cniv1.Attachment{ContainerId: k.ContainerID, Ifname: k.IfName}
 }
 
-// KeyFrom reads a key that was validated.
-func KeyFrom(m *cniv1.Attachment) model.AttachmentKey {
-	return model.AttachmentKey{ContainerID: m.GetContainerId(), IfName: m.GetIfname()}
-}
-
 // NameMessage returns the wire form of one name.
 func NameMessage(name string, vip VIP) *dnsv1.Name {
 	return &dnsv1.Name{Name: name, Vip4: addrText(vip.V4), Vip6: addrText(vip.V6)}
@@ -107,7 +102,7 @@ func settingsFrom(m *dnsv1.Settings) (Settings, error) {
 func podFrom(m *dnsv1.Pod) (Pod, error) {
 	upstreams, err := upstreamsFrom(m.GetUpstreams())
 	return Pod{
-		Key: KeyFrom(m.GetAttachment()), Netns: m.GetNetns(), IPv6: m.GetIpv6(),
+		Key: model.KeyOf(m.GetAttachment()), Netns: m.GetNetns(), IPv6: m.GetIpv6(),
 		Upstreams: upstreams, Disabled: m.GetDisabled(),
 	}, err
 }
