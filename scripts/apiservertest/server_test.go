@@ -16,6 +16,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -55,16 +56,37 @@ func whoAmI(t *testing.T, config *rest.Config) authenticationv1.UserInfo {
 	return review.Status.UserInfo
 }
 
-// grant lets an account of the namespace write ConfigMaps there.
+// grant lets an account of the namespace create and get ConfigMaps there, and
+// returns when the API server knows.
 func grant(t *testing.T, admin kubernetes.Interface, account string) {
 	t.Helper()
-	_, err := admin.RbacV1().RoleBindings("mesh").Create(t.Context(), &rbacv1.RoleBinding{
+	_, err := admin.RbacV1().Roles("mesh").Create(t.Context(), &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: account},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "get"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = admin.RbacV1().RoleBindings("mesh").Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: account},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: account},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: "mesh"}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
+	}
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User:               "system:serviceaccount:mesh:" + account,
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "mesh", Verb: "create", Resource: "configmaps"},
+	}}
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		got, err := admin.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("the role is not in force: %v", err)
+		}
+		if got.Status.Allowed {
+			return
+		}
 	}
 }
 
