@@ -64,6 +64,7 @@ func TestInsert(t *testing.T) {
 	tests := []struct{ name, in, want string }{
 		{"as its author formats", flannel, strings.Replace(flannel, "true}\n    }\n  ]", "true}\n    },\n    "+entryText+"\n  ]", 1)},
 		{"one plugin on one line", `{"name":"n","plugins":[{"type":"a"}]}`, `{"name":"n","plugins":[{"type":"a"},` + entryText + `]}`},
+		{"as between the plugins before", `{"plugins":[{"type":"a"} , {"type":"b"}]}`, `{"plugins":[{"type":"a"} , {"type":"b"} , ` + entryText + `]}`},
 		{"right already, in another spelling", `{"plugins":[{"type":"a"},{ "capabilities":{"io.kubernetes.cri.pod-annotations":true}, "type":"portolan"}]}`, ""},
 		{"somebody chained behind us", `{"plugins":[{"type":"a"},` + entryText + `,{"type":"z"}]}`, ""},
 		{"outdated", `{"plugins":[{"type":"a"}, ` + old + ` ,{"type":"z"}]}`, `{"plugins":[{"type":"a"}, ` + entryText + ` ,{"type":"z"}]}`},
