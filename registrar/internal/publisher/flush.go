@@ -110,6 +110,9 @@ func (p *Publisher) reshape(b *batch, key model.ServiceKey, shape projection.Vie
 		// What was asked for before it existed, or was taken from Envoy, is still
 		// subscribed and will not be asked for again (XDS-R4, XDS-D4).
 		switch {
+		case given && g.tombstone:
+			// Names that led nowhere are forgotten when Envoy goes (I9); what all have is not.
+			p.give(b, c.Name, g.kind)
 		case given && g.kind != cache.Endpoints:
 		case p.cache.Subscribed(cache.Key{Kind: cache.OnDemandCluster, Name: c.Name}):
 			p.give(b, c.Name, cache.OnDemandCluster)
