@@ -121,6 +121,7 @@ func bootstrap(p BootstrapParams) *bootstrapv3.Bootstrap {
 		}}},
 		// A cluster's statistics are made when it is first used. Most names of a large
 		// catalogue, and every tombstone, never are.
+		StatsConfig:         statsConfig(),
 		DeferredStatOptions: &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true},
 	}
 }
