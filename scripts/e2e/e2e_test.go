@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,16 +26,11 @@ const atOnce = time.Second
 // test has failed.
 func startNode(t *testing.T, options node.Options) *node.Node {
 	t.Helper()
-	bin, err := filepath.Abs("../../bin")
-	if err != nil {
-		t.Fatal(err)
+	if options.Bin == "" {
+		options.Bin = binDir(t)
 	}
-	options.Bin, options.Envoy = bin, os.Getenv("ENVOY")
-	// Not on the machine's disk: it goes with the sandbox, however that ends.
-	options.LogDir = filepath.Join("/run/e2e", strings.ReplaceAll(t.Name(), "/", "-"))
-	if err := os.MkdirAll(options.LogDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	options.Envoy = os.Getenv("ENVOY")
+	options.LogDir = scratch(t)
 	n, err := node.Start(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
@@ -48,6 +44,56 @@ func startNode(t *testing.T, options node.Options) *node.Node {
 		}
 	})
 	return n
+}
+
+// binDir is the folder of the released programs.
+func binDir(t *testing.T) string {
+	t.Helper()
+	bin, err := filepath.Abs("../../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
+
+// scratch is the test's folder. It is not on the machine's disk: it goes with the
+// sandbox, however that ends.
+func scratch(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join("/run/e2e", strings.ReplaceAll(t.Name(), "/", "-"))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// binWith is a folder with the released programs, but for one that is built anew
+// from its package, for example with the race detector.
+func binWith(t *testing.T, name, pkg string, flags ...string) string {
+	t.Helper()
+	dir := filepath.Join(scratch(t), "bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	released := binDir(t)
+	entries, err := os.ReadDir(released)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if entry.Name() == name {
+			continue
+		}
+		if err := os.Symlink(filepath.Join(released, entry.Name()), filepath.Join(dir, entry.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := append(append([]string{"build", "-o", filepath.Join(dir, name)}, flags...), pkg)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return dir
 }
 
 // addPod adds a pod that must be taken.

@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/portolan-mesh/portolan/scripts/answer"
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
@@ -30,71 +28,6 @@ func load(t *testing.T, from *node.Pod, duration time.Duration, args ...string) 
 			t.Fatal(r.err)
 		}
 		return r.tally
-	}
-}
-
-// No request fails while the registrar is killed, is away and starts again
-// (contract section 5, MESH-14); requests for a port that was not
-// asked for before work again once it is back.
-func TestRegistrarRestart(t *testing.T) {
-	n := startNode(t, node.Options{})
-	addPod(t, n, multiPort("payments-1"))
-	client := addClient(t, n, "client")
-	waitHealthy(t, n, 8080, 1)
-	waitHealthy(t, n, 9090, 1)
-	if got, err := client.Curl(t.Context(), "http://payments.aether.internal/"); err != nil || got.String() != "200 payments-1:8080" {
-		t.Fatalf("before: %s (%v)", got, err)
-	}
-	finish := load(t, client, 6*time.Second, "http://payments.aether.internal/")
-	for range 2 {
-		if err := n.Registrar.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(500 * time.Millisecond) // away for a while, under load
-		if err := n.StartRegistrar(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.WaitReady(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	tally := finish()
-	if diff := cmp.Diff(map[string]int{"200 payments-1:8080": tally.Requests}, tally.Answers); diff != "" {
-		t.Errorf("answers (-want +got):\n%s", diff)
-	}
-	waitHealthy(t, n, 9090, 1)
-	if got, err := client.Curl(t.Context(), "http://payments.aether.internal:9090/"); err != nil || got.String() != "200 payments-1:9090" {
-		t.Errorf("cold after the restart: %s (%v)", got, err)
-	}
-}
-
-// An Envoy that starts again has its listeners in every pod and serves in one
-// reconnect (contract section 5).
-func TestEnvoyRestart(t *testing.T) {
-	n := startNode(t, node.Options{})
-	addPod(t, n, multiPort("payments-1"))
-	client := addClient(t, n, "client")
-	waitHealthy(t, n, 8080, 1)
-	for range 2 {
-		if got, err := client.Curl(t.Context(), "http://payments.aether.internal/"); err != nil || got.String() != "200 payments-1:8080" {
-			t.Fatalf("before: %s (%v)", got, err)
-		}
-		if err := n.Envoy.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.StartEnvoy(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, 10*time.Second, func() string {
-			got, err := client.Curl(t.Context(), "http://payments.aether.internal/")
-			if err != nil {
-				return err.Error()
-			}
-			if got.Status != 200 {
-				return got.String()
-			}
-			return ""
-		})
 	}
 }
 
