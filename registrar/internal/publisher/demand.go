@@ -33,6 +33,12 @@ func (p *Publisher) onDemand(d cache.Demand) {
 	made := slices.DeleteFunc(d.Dropped, func(k cache.Key) bool {
 		return k.Kind != cache.OnDemandCluster && k.Kind != cache.Endpoints
 	})
+	// A change may have put a load assignment back after its own readers had gone.
+	for _, key := range d.Dropped {
+		if key.Kind == cache.OnDemandCluster {
+			made = append(made, cache.Key{Kind: cache.Endpoints, Name: key.Name})
+		}
+	}
 	left := newBatch()
 	for _, key := range p.cache.Evict(made...) {
 		switch g, ok := p.given[key.Name]; {
