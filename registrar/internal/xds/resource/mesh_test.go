@@ -90,7 +90,7 @@ func (m *mesh) addPod(name, service, portText string) *meshPod {
 
 func (m *mesh) addPodAs(name, service, account, portText string) *meshPod {
 	m.Helper()
-	p := &meshPod{Pod: m.lab.AddPod(name)}
+	p := &meshPod{Pod: m.lab.AddPod()}
 	p.spec = podSpec(m, name, service, account, portText)
 	p.spec.Netns = p.Path
 	m.setPod(p)

@@ -198,7 +198,7 @@ func TestWireLocality(t *testing.T) {
 // again long before the registry knows.
 func TestWireBlackHole(t *testing.T) {
 	m, client, pods := replicas(t, 2)
-	hole := m.lab.AddPod("hole")
+	hole := m.lab.AddPod()
 	if out, err := hole.Run(t.Context(), "nft", "add table ip hole; add chain ip hole in { type filter hook input priority 0; policy drop; }"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -285,7 +285,7 @@ func TestWireNodeDies(t *testing.T) {
 // The only host of a service is never left out: it may be back any moment.
 func TestWireOnlyHost(t *testing.T) {
 	m, client, _ := replicas(t, 0)
-	gone := m.lab.AddPod("gone")
+	gone := m.lab.AddPod()
 	only := resource.Endpoint{Addr: netip.AddrPortFrom(gone.Addr, resource.InboundPort), Weight: 1}
 	if got := m.assign(client, 20, only); !maps.Equal(got, map[string]int{"503": 20}) {
 		t.Errorf("got %v", got)

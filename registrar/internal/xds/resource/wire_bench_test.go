@@ -15,7 +15,7 @@ func BenchmarkWire(b *testing.B) {
 	m, client := twoPorts(b, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok"))
 	}))
-	direct := m.lab.AddPod("direct")
+	direct := m.lab.AddPod()
 	direct.ServeHTTP(b, "0.0.0.0:8080", wiretest.Echo("direct"))
 	for _, bb := range []struct {
 		name      string

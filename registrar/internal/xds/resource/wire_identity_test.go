@@ -77,7 +77,7 @@ func TestWireIdentity(t *testing.T) {
 func TestWireIdentityTCP(t *testing.T) {
 	m := newMesh(t)
 	vip := netip.MustParseAddrPort("198.18.0.10:5432")
-	server := &meshPod{Pod: m.lab.AddPod("db")}
+	server := &meshPod{Pod: m.lab.AddPod()}
 	conf := m.ca.Client("spiffe://" + trustDomain + "/ns/default/sa/db")
 	conf.ClientAuth, conf.ClientCAs = tls.RequireAndVerifyClientCert, m.ca.Pool
 	server.ServeTCP(t, netip.AddrPortFrom(server.Addr, resource.InboundPort).String(), func(c *net.TCPConn) {
@@ -115,7 +115,7 @@ func TestWireIdentityTCP(t *testing.T) {
 func TestWireUpstreamTLS(t *testing.T) {
 	m := newMesh(t)
 	client := m.addPod("alice", "alice", "")
-	server := &meshPod{Pod: m.lab.AddPod("server")}
+	server := &meshPod{Pod: m.lab.AddPod()}
 	conf := m.ca.Client("spiffe://" + trustDomain + "/ns/default/sa/payments")
 	conf.ClientAuth, conf.ClientCAs, conf.NextProtos = tls.RequireAndVerifyClientCert, m.ca.Pool, []string{"h2", "http/1.1"}
 	inner := server.Listen(t, netip.AddrPortFrom(server.Addr, resource.InboundPort).String())
@@ -182,7 +182,7 @@ func TestWireNoCertificateYet(t *testing.T) {
 	if got := m.call(first.http1(t), "payments.aether.internal"); got.status != 200 {
 		t.Fatalf("another pod: got %d", got.status)
 	}
-	late := &meshPod{Pod: m.lab.AddPod("late")}
+	late := &meshPod{Pod: m.lab.AddPod()}
 	late.spec = podSpec(t, "late", "late", "late", "")
 	late.spec.Netns = late.Path
 	for _, r := range podResources(t, late.spec) {

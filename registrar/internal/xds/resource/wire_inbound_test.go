@@ -27,7 +27,7 @@ type foreigner struct {
 }
 
 func (m *mesh) foreigner(name string) foreigner {
-	return foreigner{pod: m.lab.AddPod(name), conf: m.ca.Client("spiffe://" + trustDomain + "/ns/default/sa/" + name)}
+	return foreigner{pod: m.lab.AddPod(), conf: m.ca.Client("spiffe://" + trustDomain + "/ns/default/sa/" + name)}
 }
 
 // dial opens mTLS to the pod's inbound listener; empty sni sends none. The error is
@@ -156,7 +156,7 @@ func TestWireOpenSSL(t *testing.T) {
 	pod.ServeHTTP(t, "127.0.0.1:8080", wiretest.Echo("eight"))
 	pod.ServeHTTP(t, "127.0.0.1:9090", wiretest.Echo("nine"))
 	pod.ServeTCP(t, "127.0.0.1:5432", func(c *net.TCPConn) { _, _ = io.WriteString(c, "server speaks first\n") })
-	client := m.lab.AddPod("stranger")
+	client := m.lab.AddPod()
 	chain, key := m.ca.Issue("spiffe://" + trustDomain + "/ns/default/sa/stranger")
 	dir := t.TempDir()
 	for name, data := range map[string][]byte{"cert": chain, "key": key, "ca": m.ca.PEM, "request": []byte("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")} {
@@ -233,7 +233,7 @@ func TestWireAddressFamilies(t *testing.T) {
 	f := m.foreigner("stranger")
 	dual := m.addPod("dual", "payments", "8080")
 	dual.ServeHTTP(t, "127.0.0.1:8080", wiretest.Echo("dual"))
-	v4 := &meshPod{Pod: m.lab.AddPod("v4")}
+	v4 := &meshPod{Pod: m.lab.AddPod()}
 	v4.spec = podSpec(t, "v4", "payments", "payments", "8080")
 	v4.spec.Netns, v4.spec.IPv6 = v4.Path, false
 	if out, err := v4.Run(t.Context(), "sysctl", "-w", "net.ipv6.conf.all.disable_ipv6=1"); err != nil {
@@ -243,7 +243,7 @@ func TestWireAddressFamilies(t *testing.T) {
 	m.setPod(v4)
 	// A pod whose IPv6 is switched off though its kernel has it still gets all its
 	// listeners (freebind).
-	off := &meshPod{Pod: m.lab.AddPod("off")}
+	off := &meshPod{Pod: m.lab.AddPod()}
 	off.spec = podSpec(t, "off", "payments", "payments", "8080")
 	off.spec.Netns = off.Path
 	if out, err := off.Run(t.Context(), "sysctl", "-w", "net.ipv6.conf.all.disable_ipv6=1"); err != nil {

@@ -36,7 +36,7 @@ func TestWireStaleEndpoint(t *testing.T) {
 		}
 		return p
 	}
-	gone := &meshPod{Pod: m.lab.AddPod("gone")} // the pod died, the address answers with a reset
+	gone := &meshPod{Pod: m.lab.AddPod()} // the pod died, the address answers with a reset
 	dead := m.addPod("dead", "payments", "8080 9090=h2")
 	pods := []*meshPod{
 		stale(m.addPod("lost-9090-single", "payments", "8080")),
@@ -144,7 +144,7 @@ func TestWireStaleTCP(t *testing.T) {
 	}
 	right := greet(m.addPod("right", "db", "5432=tcp"))
 	otherAccount := greet(m.addPod("other-account", "db2", "5432=tcp"))
-	gone := &meshPod{Pod: m.lab.AddPod("gone")}
+	gone := &meshPod{Pod: m.lab.AddPod()}
 	closed := []*meshPod{
 		greet(m.addPodAs("same-account", "db2", "db", "5432=tcp")),
 		greet(m.addPodAs("other-namespace-name", "db3", "db", "5432=tcp 8080")),

@@ -135,7 +135,7 @@ func TestWireTCPToHTTPListener(t *testing.T) {
 func TestWireSilent(t *testing.T) {
 	t.Parallel() // it waits for Envoy's timeouts
 	m, client, pod := database(t, func(c *net.TCPConn) { _, _ = io.WriteString(c, "secret") })
-	stranger := m.lab.AddPod("stranger")
+	stranger := m.lab.AddPod()
 	var wg sync.WaitGroup
 	for _, tt := range []struct {
 		from     *wiretest.Namespace

@@ -31,25 +31,23 @@ type Pod struct {
 // NewLab makes a node.
 func NewLab(tb testing.TB) *Lab {
 	tb.Helper()
-	lab := &Lab{Node: newNamespace(tb, "node"), tb: tb, next: 10}
+	lab := &Lab{Node: newNamespace(tb), tb: tb, next: 10}
 	h := lab.handle(lab.Node)
-	lo := lab.link(h, "lo")
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
 	lab.must(h.LinkAdd(bridge))
 	lab.must(h.AddrAdd(bridge, addr("10.77.0.1/16")))
 	lab.must(h.AddrAdd(bridge, addr("fd77::1/64")))
-	lab.must(h.LinkSetUp(lo))
 	lab.must(h.LinkSetUp(bridge))
 	return lab
 }
 
 // AddPod attaches a pod.
-func (l *Lab) AddPod(name string) *Pod {
+func (l *Lab) AddPod() *Pod {
 	l.tb.Helper()
 	n := l.next
 	l.next++
 	pod := &Pod{
-		Namespace: newNamespace(l.tb, name),
+		Namespace: newNamespace(l.tb),
 		Addr:      netip.MustParseAddr(fmt.Sprintf("10.77.0.%d", n)),
 		Addr6:     netip.MustParseAddr(fmt.Sprintf("fd77::%d", n)),
 	}
@@ -65,7 +63,6 @@ func (l *Lab) AddPod(name string) *Pod {
 	eth := l.link(inside, "eth0")
 	l.must(inside.AddrAdd(eth, addr(pod.Addr.String()+"/16")))
 	l.must(inside.AddrAdd(eth, addr(pod.Addr6.String()+"/64")))
-	l.must(inside.LinkSetUp(l.link(inside, "lo")))
 	l.must(inside.LinkSetUp(eth))
 	for _, gateway := range []string{"10.77.0.1", "fd77::1"} {
 		l.must(inside.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Gw: net.IP(netip.MustParseAddr(gateway).AsSlice())}))
