@@ -108,7 +108,8 @@ type ServiceEndpointSpec struct {
 	// http: "8080,9090=h2,5432=tcp". Without it the pod serves port alone. A reader
 	// routes no port whose protocol it does not know.
 	// +kubebuilder:validation:MaxLength=1472
-	// +kubebuilder:validation:Pattern=`^([1-9][0-9]{0,4}(=[-a-z0-9]{1,16})?)(,[1-9][0-9]{0,4}(=[-a-z0-9]{1,16})?){0,63}$`
+	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{0,4}(=[-a-z0-9]{1,16})?(,[1-9][0-9]{0,4}(=[-a-z0-9]{1,16})?)*$`
+	// +kubebuilder:validation:XValidation:rule="self.split(',').size() <= 64",message="at most 64 ports"
 	// +optional
 	Ports string `json:"ports,omitempty"`
 	// Health of the default port; portHealth has the ports that differ.

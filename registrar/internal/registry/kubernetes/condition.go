@@ -14,6 +14,8 @@ type link struct {
 	// since is when reading began to fail, and err why; zero while it works.
 	since time.Time
 	err   error
+	// asked: there was an answer, or a failure, in this process.
+	asked bool
 	// writeErr is why the last write failed; nil when it succeeded.
 	writeErr error
 	// version is the newest resourceVersion that was read.
@@ -52,9 +54,11 @@ func (c condition) stale() bool { return !c.listed || c.err != nil }
 func (c condition) problem(host string) error {
 	since := c.since.Format(time.RFC3339)
 	switch {
-	case c.stale() && !c.listed && !c.saved:
+	case c.err == nil && !c.listed:
+		return fmt.Errorf("the list of endpoints is being read from the Kubernetes API at %s", host)
+	case !c.listed && !c.saved:
 		return fmt.Errorf("the Kubernetes API at %s has given no list of endpoints since %s, and none is saved: nothing is served until it does: %w", host, since, c.err)
-	case c.stale():
+	case c.err != nil:
 		return fmt.Errorf("the Kubernetes API at %s is away since %s: endpoints of other nodes may be outdated, %d of this node wait to be written: %w", host, since, c.unwritten, c.err)
 	case c.unwritten > 0 && c.writeErr != nil:
 		return fmt.Errorf("%d endpoints of this node wait to be written to the Kubernetes API: %w", c.unwritten, c.writeErr)

@@ -47,19 +47,19 @@ func (b *Backend) answered(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsTimeout(err) {
-		return // it answers, and will be asked another way: the version that we have is too old or too new
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsTimeout(err) || apierrors.IsBadRequest(err) || apierrors.IsInvalid(err) {
+		return // it answers, and will be asked another way: the version is too old or too new, or it knows no streaming list
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	was := b.link.err
-	b.link.err = explain(err)
+	was, asked := b.link.err, b.link.asked
+	b.link.err, b.link.asked = explain(err), true
 	switch {
 	case err == nil && was != nil:
 		b.log.Info("the Kubernetes API answers", "server", b.host, "after", time.Since(b.link.since).Round(time.Millisecond).String())
 		b.link.since = time.Time{}
 		b.retryAll()
-	case err != nil && (was == nil || b.link.since.IsZero()):
+	case err != nil && (was == nil || !asked):
 		b.link.since = time.Now()
 		b.log.Error("the Kubernetes API is away; what is known of other nodes is served on", "server", b.host, "error", b.link.err)
 	case err != nil && was.Error() != b.link.err.Error():

@@ -1,0 +1,195 @@
+package kubernetes
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
+)
+
+// who is a user of the API server with the backend's client.
+type who struct {
+	name string
+	*client
+}
+
+func (c *cluster) as(t *testing.T, name string, config *rest.Config) who {
+	t.Helper()
+	made, err := newClient(config)
+	must(t, err)
+	t.Cleanup(made.close)
+	return who{name: name, client: made}
+}
+
+// bind gives a ClusterRole to a user.
+func (c *cluster) bind(t *testing.T, role, user string) {
+	t.Helper()
+	_, err := c.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+}
+
+// A registrar writes endpoints of its own node and nobody else's; others delete at
+// most, if they clean up or administer; nobody moves one to another node.
+func TestPolicy(t *testing.T) {
+	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
+	registrar1 := c.as(t, "registrar of n1", c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1"))
+	registrar2 := c.as(t, "registrar of n2", c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n2"))
+	pod := c.as(t, "a pod's own account", c.server.PodAccount(t, "shop", "checkout", "n1"))
+	user := func(name string) who {
+		return c.as(t, name, c.server.User(rest.ImpersonationConfig{UserName: name, Groups: []string{"system:authenticated"}}))
+	}
+	const collectorName, emptierName = "system:serviceaccount:kube-system:generic-garbage-collector", "system:serviceaccount:kube-system:namespace-controller"
+	collector, emptier := user(collectorName), user(emptierName)
+	writer, operator := user("writer"), user("operator")
+	admin := c.as(t, "administrator", c.server.Admin())
+	// A writer who may write by RBAC; an operator who may administer as well.
+	c.bind(t, "portolan-registrar-endpoints", "writer")
+	c.bind(t, "portolan-registrar-endpoints", "operator")
+	c.bind(t, "portolan-registrar-endpoints", collectorName) // no controller runs here whose roles it would have
+	c.bind(t, "portolan-registrar-endpoints", emptierName)
+	_, err := c.admin.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "administers"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{v1alpha1.Group}, Resources: []string{v1alpha1.Resource}, Verbs: []string{"administer"}}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	c.bind(t, "administers", "operator")
+
+	object := func(uid string) *v1alpha1.ServiceEndpoint {
+		o, err := objectOf(endpoint("n1", uid, 1), "")
+		must(t, err)
+		return o
+	}
+	// The API server takes a moment to learn of a policy, and of rights.
+	await(t, "the policy works", func() bool {
+		_, err := registrar2.apply(t.Context(), object("probe"))
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "only the registrar of that node may write it, not one of node n2")
+	})
+	await(t, "the rights work", func() bool {
+		_, err := operator.list(t.Context(), metav1.ListOptions{})
+		_, err2 := registrar1.list(t.Context(), metav1.ListOptions{})
+		return err == nil && err2 == nil
+	})
+
+	forbidden := func(who who, what string, err error) {
+		t.Helper()
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s could %s: %v", who.name, what, err)
+		}
+	}
+	allowed := func(who who, what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s could not %s: %v", who.name, what, err)
+		}
+	}
+	everybodyElse := []who{registrar2, pod, collector, emptier, writer, operator, admin}
+	for _, w := range everybodyElse {
+		_, err := w.apply(t.Context(), object("a"))
+		forbidden(w, "create an endpoint of n1", err)
+	}
+	made, err := registrar1.apply(t.Context(), object("a"))
+	allowed(registrar1, "create an endpoint of n1", err)
+
+	changed := object("a")
+	changed.Spec.Weight = 9
+	for _, w := range everybodyElse {
+		_, err := w.apply(t.Context(), changed)
+		forbidden(w, "change an endpoint of n1", err)
+	}
+	_, err = registrar1.apply(t.Context(), changed)
+	allowed(registrar1, "change an endpoint of n1", err)
+
+	// Metadata alone: who cleans up takes owners out.
+	labelled := changed.DeepCopy()
+	for i, w := range []who{collector, emptier, operator, admin} {
+		labelled.Labels = map[string]string{"round": fmt.Sprint(i)}
+		_, err := w.apply(t.Context(), labelled)
+		allowed(w, "change metadata", err)
+	}
+	for _, w := range []who{registrar2, pod, writer} {
+		labelled.Labels = map[string]string{"round": "x"}
+		_, err := w.apply(t.Context(), labelled)
+		forbidden(w, "change metadata", err)
+	}
+
+	moved := object("a")
+	moved.Spec.NodeName = "n2"
+	for _, w := range []who{registrar1, registrar2} {
+		if _, err := w.apply(t.Context(), moved); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			t.Errorf("%s moved an endpoint to another node: %v", w.name, err)
+		}
+	}
+
+	for _, w := range []who{registrar2, pod, writer} {
+		forbidden(w, "delete an endpoint of n1", w.delete(t.Context(), key("a"), made.UID))
+	}
+	for _, w := range []who{registrar1, collector, emptier, operator, admin} {
+		next, err := registrar1.apply(t.Context(), object("a"))
+		allowed(registrar1, "create an endpoint of n1", err)
+		allowed(w, "delete an endpoint of n1", w.delete(t.Context(), key("a"), next.UID))
+	}
+
+	// A token without a node, of the same account, is no registrar's.
+	token, err := c.admin.CoreV1().ServiceAccounts("portolan-system").CreateToken(t.Context(), "portolan-registrar", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	must(t, err)
+	config := rest.CopyConfig(c.server.Admin())
+	config.BearerToken = token.Status.Token
+	unbound := c.as(t, "an unbound token", config)
+	_, err = unbound.apply(t.Context(), object("a"))
+	forbidden(unbound, "create an endpoint", err)
+	if err == nil || !strings.Contains(err.Error(), "has no token that is bound to a pod of a node") {
+		t.Errorf("the reason is %v", err)
+	}
+}
+
+// The schema refuses what no registrar writes, whoever sends it.
+func TestSchema(t *testing.T) {
+	c := newCluster(t)
+	for want, change := range map[string]func(*v1alpha1.ServiceEndpointSpec){
+		"spec.ip":                 func(s *v1alpha1.ServiceEndpointSpec) { s.IP = "fe80::1%eth0" },
+		"spec.addresses[1]":       func(s *v1alpha1.ServiceEndpointSpec) { s.Addresses[1] = "payments" },
+		"spec.ports":              func(s *v1alpha1.ServiceEndpointSpec) { s.Ports = "08080" },
+		"port is not among ports": func(s *v1alpha1.ServiceEndpointSpec) { s.Port = 80 },
+		"port is missing":         func(s *v1alpha1.ServiceEndpointSpec) { s.Port = 0 },
+		"spec.health":             func(s *v1alpha1.ServiceEndpointSpec) { s.Health = "Ill" },
+		"spec.portHealth":         func(s *v1alpha1.ServiceEndpointSpec) { s.PortHealth["9090"] = "Ill" },
+		"spec.weight":             func(s *v1alpha1.ServiceEndpointSpec) { s.Weight = 65536 },
+		"spec.service":            func(s *v1alpha1.ServiceEndpointSpec) { s.Service = "Pay" },
+		"spec.generation":         func(s *v1alpha1.ServiceEndpointSpec) { s.Generation = 0 },
+		"spec.nodeName":           func(s *v1alpha1.ServiceEndpointSpec) { s.NodeName = "" },
+		"spec.trustDomain":        func(s *v1alpha1.ServiceEndpointSpec) { s.TrustDomain = "a/b" },
+		"at most 63 bytes":        func(s *v1alpha1.ServiceEndpointSpec) { s.Metadata[strings.Repeat("k", 64)] = "v" },
+	} {
+		object, err := objectOf(endpoint("n1", "a", 1), "")
+		must(t, err)
+		change(&object.Spec)
+		if _, err := c.objects.apply(t.Context(), object); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	object, err := objectOf(endpoint("n1", "a", 1), "")
+	must(t, err)
+	_, err = c.objects.apply(t.Context(), object)
+	must(t, err)
+	for want, change := range map[string]func(*v1alpha1.ServiceEndpointSpec){
+		"does not move to another node": func(s *v1alpha1.ServiceEndpointSpec) { s.NodeName = "n2" },
+		"the uid of a record":           func(s *v1alpha1.ServiceEndpointSpec) { s.UID = "other" },
+	} {
+		other := object.DeepCopy()
+		change(&other.Spec)
+		if _, err := c.objects.apply(t.Context(), other); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package kubernetes
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
+)
+
+// scripted answers writes as a test says: what a real API server answers in moments
+// that cannot be brought about. Its list is empty and its watch is silent.
+type scripted struct {
+	mu sync.Mutex
+	// answers has what is answered to each write in turn; the last one for ever.
+	answers []answer
+	// got has the verb and weight of each write.
+	got []string
+}
+
+// answer is an error, or a change of what the writer sent.
+type answer struct {
+	err    *apierrors.StatusError
+	change func(*v1alpha1.ServiceEndpoint)
+}
+
+func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case r.Method == http.MethodGet && r.FormValue("sendInitialEvents") != "":
+		s.fail(w, apierrors.NewBadRequest("no streaming lists"))
+	case r.Method == http.MethodGet && r.FormValue("watch") != "":
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	case r.Method == http.MethodGet:
+		list := v1alpha1.ServiceEndpointList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+		list.APIVersion, list.Kind = v1alpha1.GroupVersion().String(), "ServiceEndpointList"
+		_ = json.NewEncoder(w).Encode(list)
+	default:
+		s.write(w, r)
+	}
+}
+
+func (s *scripted) write(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var object v1alpha1.ServiceEndpoint
+	_ = json.NewDecoder(r.Body).Decode(&object)
+	s.got = append(s.got, r.Method)
+	a := s.answers[0]
+	if len(s.answers) > 1 {
+		s.answers = s.answers[1:]
+	}
+	if a.err != nil {
+		s.fail(w, a.err)
+		return
+	}
+	object.UID, object.ResourceVersion = "1", "10"
+	if a.change != nil {
+		a.change(&object)
+	}
+	_ = json.NewEncoder(w).Encode(object)
+}
+
+func (*scripted) fail(w http.ResponseWriter, err *apierrors.StatusError) {
+	err.ErrStatus.APIVersion, err.ErrStatus.Kind = "v1", "Status"
+	w.WriteHeader(int(err.ErrStatus.Code))
+	_ = json.NewEncoder(w).Encode(err.ErrStatus)
+}
+
+func (s *scripted) writes() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.got, " ")
+}
+
+// What fails is tried again; what is refused is not, until there is something new to
+// write; what the server makes something else of is no reason to write for ever.
+func TestWriteErrors(t *testing.T) {
+	resource := schema.GroupResource{Group: v1alpha1.Group, Resource: v1alpha1.Resource}
+	unavailable := answer{err: apierrors.NewServiceUnavailable("etcd has no leader")}
+	conflict := answer{err: apierrors.NewConflict(resource, "a", nil)}
+	invalid := answer{err: apierrors.NewInvalid(schema.GroupKind{Group: v1alpha1.Group, Kind: v1alpha1.Kind}, "a", nil)}
+	altered := answer{change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.Service = "webhook" }}
+	ok := answer{}
+	for _, tt := range []struct {
+		name      string
+		answers   []answer
+		want      string // the writes
+		refused   float64
+		withdrawn bool
+		log       string
+	}{
+		{name: "unavailable", answers: []answer{unavailable, unavailable, ok}, want: "PATCH PATCH PATCH", log: "etcd has no leader"},
+		{name: "conflict", answers: []answer{conflict, ok}, want: "PATCH PATCH"},
+		{name: "invalid", answers: []answer{invalid}, want: "PATCH", refused: 1, log: "refuses a ServiceEndpoint for good"},
+		{name: "altered", answers: []answer{altered}, want: "PATCH", refused: 1, log: "does an admission webhook match"},
+		{name: "deletion", answers: []answer{ok, unavailable, conflict, ok}, withdrawn: true, want: "PATCH DELETE DELETE DELETE"},
+		{name: "deletion of what is gone", answers: []answer{ok, {err: apierrors.NewNotFound(resource, "a")}}, withdrawn: true, want: "PATCH DELETE"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			script := &scripted{answers: tt.answers}
+			server := httptest.NewServer(script)
+			defer server.Close()
+			n := newNode(t, "n1", &rest.Config{Host: server.URL})
+			defer func() { must(t, n.Close()) }()
+			n.fresh(t)
+			must(t, n.Publish(t.Context(), endpoint("n1", "a", 1)))
+			if tt.withdrawn {
+				await(t, "it is written", func() bool { return n.writes(t) == 1 })
+				must(t, n.Withdraw(t.Context(), uidOf("a"), 2))
+			}
+			await(t, "the writes "+tt.want, func() bool { return script.writes() == tt.want })
+			n.settled(t)
+			await(t, "refused", func() bool { return n.value(t, "portolan_registry_refused") == tt.refused })
+			n.retryNow()
+			if n.queue.Len() != 0 || script.writes() != tt.want {
+				t.Errorf("it goes on: %s", script.writes())
+			}
+			if text := n.log.String(); strings.Contains(text, "away") {
+				t.Errorf("an API server without streaming lists is called away:\n%s", text)
+			}
+			if !strings.Contains(n.log.String(), tt.log) {
+				t.Errorf("the log does not say %q:\n%s", tt.log, n.log)
+			}
+			if tt.refused == 0 {
+				return
+			}
+			script.mu.Lock()
+			script.answers = []answer{ok}
+			script.mu.Unlock()
+			ep := endpoint("n1", "a", 2)
+			ep.Weight = 9
+			must(t, n.Publish(t.Context(), ep))
+			await(t, "the next state is written", func() bool { return script.writes() == tt.want+" PATCH" })
+			n.settled(t)
+			if n.value(t, "portolan_registry_refused") != 0 {
+				t.Errorf("it still counts as refused")
+			}
+		})
+	}
+}
