@@ -110,7 +110,7 @@ func stream(t *testing.T, from *node.Pod, n *node.Node, name string, args ...str
 
 // The default port changes, there and back, by pods that come and go, under 3 x 200
 // requests a second and with an Envoy that learns everything late: no request fails, an explicit port is never another one, and at
-// rest no cluster has the default port's name (I2, contract 2, MESH-5).
+// rest no cluster has the default port's name (I2, contract 2).
 func TestDefaultPortChange(t *testing.T) {
 	n := startNode(t, node.Options{Relay: true})
 	// Between any two responses there is time for requests.

@@ -162,7 +162,7 @@ func (v *staleView) check(t *testing.T, p stalePort, right, stale *node.Pod) {
 		protocols, attempts = map[string][]string{"TCP": nil}, tcpAttempts
 	}
 	for name, flags := range protocols {
-		const requests, alone = 48, 4
+		const requests, alone = 32, 4
 		v.assign(t, p, right)
 		v.assign(t, p, right, stale)
 		want := fmt.Sprintf("200 %s:%d", right.Spec.Name, p.number)
