@@ -31,6 +31,9 @@ soon() { # COMMAND...: kube-proxy needs a moment to learn of a Service
 names() { # SELECTOR [NODE]: of pods
   k -n check get pods -l "$1" ${2:+--field-selector "spec.nodeName=$2"} -o jsonpath='{range .items[*]}{.metadata.name}{"\n"}{end}'
 }
+first() { # SELECTOR [NODE]: reads all of the names, or their writer would fail
+  names "$@" | sed -n 1p
+}
 app() { # POD ARGS...: the test program inside a pod
   k -n check exec "$1" -- app "${@:2}" 2>&1
 }
@@ -111,18 +114,18 @@ services() { # NODES: every pod answers by the ClusterIP, from nodes and pods; p
   mapfile -t urls < <(for _ in $(seq 40); do echo "http://$ip/"; done)
   for i in $(seq "$1"); do
     has "ClusterIP from node $i" "$(soon "$lab" node "$i" curl -sS -m 5 "http://$ip/")" "pod=echo-"
-    from=$(names app=echo "node$i" | head -1)
+    from=$(first app=echo "node$i")
     seen=$(app "$from" get "${urls[@]}" | grep -o 'pod=[^ ]*' | sort -u)
     [ "$(wc -l <<< "$seen")" = 4 ] || fail "ClusterIP from a pod on node $i" "$seen"
     ok "ClusterIP from a pod on node $i" "all 4 pods answered"
-    to=$(names app=echo "node$((i % $1 + 1))" | head -1)
+    to=$(first app=echo "node$((i % $1 + 1))")
     has "pod to pod, from node $i to the next" "$(app "$from" get "http://$(k -n check get pod "$to" -o jsonpath='{.status.podIP}'):8080/" | tail -1)" "pod=$to"
   done
 }
 
 cluster() { # DNS, in-cluster clients, the way from the API server
   local pod
-  pod=$(names app=echo | head -1)
+  pod=$(first app=echo)
   has "DNS: short name" "$(app "$pod" get http://echo/)" "pod=echo-"
   has "DNS: full name" "$(app "$pod" get http://echo.check.svc.cluster.local/)" "pod=echo-"
   has "in-cluster list of pods" "$(app "$pod" get https://kubernetes.default.svc/api/v1/namespaces/check/pods)" '"kind":"PodList"'
@@ -133,7 +136,7 @@ cluster() { # DNS, in-cluster clients, the way from the API server
 
 identities() { # the node claim of a bound token; a kubelet's rights end at its own node
   local pod token who server kubelet=$LAB/node1/kubelet.kubeconfig
-  pod=$(names app=echo | head -1)
+  pod=$(first app=echo)
   token=$(k -n check create token reader --bound-object-kind Pod --bound-object-name "$pod")
   server=$(k config view -o jsonpath='{.clusters[0].cluster.server}')
   who=$(k --kubeconfig /dev/null --server "$server" --insecure-skip-tls-verify --token "$token" auth whoami -o json | tr -d ' \n')
@@ -157,18 +160,26 @@ separation() { # NODES: own files, networks and mounts of each node
     has "HostToContainer, node $i" "$mounts" " /host/netns/check " "$(grep -o 'net:.*/host/netns/check .*' <<< "$mounts")"
     agent "$i" bind /etc /host/both/etc
     has "Bidirectional, node $i" "$("$lab" node "$i" cat /proc/self/mountinfo)" " /run/both/etc " "$("$lab" node "$i" grep -o '/run/both/etc .*' /proc/self/mountinfo)"
+    "$lab" node "$i" sh -c 'umount /run/netns/check /run/both/etc; rm /run/netns/check'
   done
 }
 
 status() { # containerd asks the chain for its STATUS: a plugin that is not available makes the node NotReady
-  local net=/etc/cni/net.d/10-lab.conflist
-  "$lab" node 1 sh -c "cp $net /etc/cni/kept; printf '#!/bin/sh\n[ \"\$CNI_COMMAND\" != STATUS ] || { echo \"{\\\\\"cniVersion\\\\\":\\\\\"1.1.0\\\\\",\\\\\"code\\\\\":50,\\\\\"msg\\\\\":\\\\\"check says no\\\\\"}\"; exit 1; }\ncat\n' > /opt/cni/bin/sick && chmod +x /opt/cni/bin/sick"
-  "$lab" node 1 sh -c "sed 's/\"plugins\":\[/&{\"type\":\"sick\"},/' /etc/cni/kept > /etc/cni/new && mv /etc/cni/new $net"
+  "$lab" node 1 sh -c 'cat > /opt/cni/bin/sick && chmod +x /opt/cni/bin/sick' << 'J'
+#!/bin/sh
+[ "$CNI_COMMAND" = STATUS ] || exec cat
+echo '{"cniVersion":"1.1.0","code":50,"msg":"check says no"}'
+exit 1
+J
+  conflist 's/"plugins":\[/&{"type":"sick"},/'
   k wait --for=condition=Ready=false --timeout=60s node/node1 > /dev/null
   has "STATUS makes a node NotReady" "$(k get node node1 -o jsonpath='{.status.conditions[?(@.type=="Ready")].message}')" "check says no"
-  "$lab" node 1 sh -c "mv /etc/cni/kept $net; rm /opt/cni/bin/sick"
+  conflist 's/{"type":"sick"},//'
   k wait --for=condition=Ready --timeout=60s node/node1 > /dev/null
   ok "STATUS makes it Ready again"
+}
+conflist() { # SED: renames within the folder, which containerd sees; it does not see a file that is moved into it
+  "$lab" node 1 sed -i "$1" /etc/cni/net.d/10-lab.conflist
 }
 
 gc() { # cnitool's GC ends every attachment of a network, so it gets one of its own
@@ -192,6 +203,7 @@ images() { # a program that is linked dynamically, in an image of ours
   "$lab" load lab/check:lab "$(command -v sleep)"
   k -n check run sleeper --image=lab/check:lab --image-pull-policy=Never --restart=Never -- 1 > /dev/null
   k -n check wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=60s pod/sleeper > /dev/null
+  k -n check delete pod sleeper > /dev/null
   ok "an image of a dynamic program" "runs and ends"
 }
 
@@ -217,7 +229,7 @@ power_cut() { # NODE: memory gone, disk kept, all pods back
   [ -z "$(comm -12 <(echo "$before") <("$lab" node "$n" ls /run/netns | sort))" ] || fail "new pod network namespaces" "$before"
   ok "new pod network namespaces"
   has "ClusterIP from node $n" "$(soon "$lab" node "$n" curl -sS -m 5 "http://$(echo_ip)/")" "pod=echo-"
-  has "DNS from a pod on node $n" "$(soon app "$(names app=echo "node$n" | head -1)" get http://echo/)" "pod=echo-"
+  has "DNS from a pod on node $n" "$(soon app "$(first app=echo "node$n")" get http://echo/)" "pod=echo-"
 }
 
 spaces() { # the lab's network and process namespaces, as [NUMBER]

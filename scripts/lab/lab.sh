@@ -269,10 +269,11 @@ load() { # IMAGE FILE...: an image of these programs, on every node
   archive=$LAB/images/${image//[\/:]/_}.tar
   pack -o "$archive" -name "$image" "$@"
   for i in $(seq "$n"); do
-    in_node "$i" ctr -n k8s.io images import "$archive" > /dev/null &
+    in_node "$i" ctr -n k8s.io images import "$archive" >> "$LAB/log/import.log" 2>&1 &
     imports+=($!)
   done
-  for import in "${imports[@]}"; do wait "$import"; done
+  for import in "${imports[@]}"; do wait "$import" || die "cannot import $image: see $LAB/log/import.log"; done
+  echo "loaded $image"
 }
 down() {
   local f ns
