@@ -181,7 +181,7 @@ type reader struct {
 	ads, od *xdstest.Client
 	asked   map[string]bool // clusters, on demand
 	only    map[string]bool // load assignments alone
-	decoded decoded
+	decoded *decoded
 
 	mu       sync.Mutex // guards what follows: the streams' goroutines write it
 	judges   *rand.Rand
@@ -286,11 +286,14 @@ func look(c *xdstest.Client, typeURL string) held {
 
 // decoded keeps what was decoded by its version: of equal bytes, once.
 type decoded struct {
+	mu          sync.Mutex
 	clusters    map[string]wireCluster
 	assignments map[string]set
 }
 
 func (d *decoded) cluster(r xdstest.Resource) (wireCluster, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	c, ok := d.clusters[r.Version]
 	if ok {
 		return c, nil
@@ -301,6 +304,8 @@ func (d *decoded) cluster(r xdstest.Resource) (wireCluster, error) {
 }
 
 func (d *decoded) assignment(r xdstest.Resource) (set, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	got, ok := d.assignments[r.Version]
 	if ok {
 		return got, nil
@@ -622,7 +627,7 @@ func TestIndependentReader(t *testing.T) {
 		rd := &reader{
 			t: t, ledger: l, path: path, asked: map[string]bool{}, only: map[string]bool{}, moody: i != flagship,
 			node:    &corev3.Node{Id: fmt.Sprint("reader", i), UserAgentName: "reader"},
-			decoded: decoded{clusters: map[string]wireCluster{}, assignments: map[string]set{}},
+			decoded: &decoded{clusters: map[string]wireCluster{}, assignments: map[string]set{}},
 			r:       rand.New(rand.NewPCG(seed, uint64(i))), judges: rand.New(rand.NewPCG(seed, uint64(100+i))),
 		}
 		if i == flagship {

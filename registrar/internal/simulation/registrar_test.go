@@ -15,6 +15,7 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
+	"github.com/portolan-mesh/portolan/registrar/internal/registry"
 	"github.com/portolan-mesh/portolan/registrar/internal/registry/embedded"
 	"github.com/portolan-mesh/portolan/registrar/internal/state"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
@@ -44,6 +45,8 @@ type setting struct {
 	// wrap stands between the publisher and the catalogue on disk; nil leaves it.
 	wrap func(publisher.Catalogue) publisher.Catalogue
 	log  *slog.Logger
+	// feed tells the records in the registry's place; nil leaves it to the registry.
+	feed func(sink func(registry.Event))
 }
 
 // startPipeline opens the state file and starts what runs; the cache is still held.
@@ -82,7 +85,11 @@ func startPipeline(t *testing.T, s setting) *pipeline {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.stop = cancel
 	p.running.Go(func() { _ = p.publisher.Run(ctx) })
-	p.running.Go(func() { _ = p.backend.Watch(ctx, p.publisher.OnRegistry) })
+	if s.feed != nil {
+		s.feed(p.publisher.OnRegistry)
+	} else {
+		p.running.Go(func() { _ = p.backend.Watch(ctx, p.publisher.OnRegistry) })
+	}
 	return p
 }
 

@@ -1,0 +1,462 @@
+package simulation
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/delta/v3"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/xdstest"
+)
+
+// initialFetch is how long a cluster waits for its first load assignment.
+const initialFetch = time.Second
+
+// simCluster is a cluster as an Envoy has it.
+type simCluster struct {
+	wireCluster
+	source    cache.Service
+	endpoints set
+	warms     time.Time // since when
+}
+
+// listener is what a listener refers to.
+type listener struct{ apps, secrets []string }
+
+// routeTable is the last route table: domain -> cluster, "" refuses.
+type routeTable struct {
+	version string
+	domains map[string]string
+	capped  bool // the catch-all answers itself
+}
+
+// holdings are what an Envoy has, and what it asked for: it forgets no name and asks
+// for none twice.
+type holdings struct {
+	active, warming map[string]*simCluster
+	listeners       map[string]listener
+	secrets         map[string]bool
+	routes          routeTable
+	asked           map[string]bool
+}
+
+func newHoldings() holdings {
+	return holdings{
+		active: map[string]*simCluster{}, warming: map[string]*simCluster{}, listeners: map[string]listener{},
+		secrets: map[string]bool{}, asked: map[string]bool{},
+	}
+}
+
+// envoy is one Envoy process: its streams are real, what it does with a response is a
+// model of what Envoy 1.40 does. Judges run in the goroutines of its streams while the
+// world waits for all to come to rest.
+type envoy struct {
+	w       *world
+	name    string
+	streams [2]*xdstest.Client
+	cut     [2]context.CancelFunc
+
+	mu sync.Mutex
+	holdings
+	session   int // grows with every connection, so that late responses are told apart
+	connected bool
+	moody     bool
+	// rejected: it lacks something that is not sent again before it changes or the
+	// Envoy connects again. orderly: it rejected nothing since it started.
+	rejected, orderly bool
+	changed           bool // since the world looked
+	// silent are the types whose last response it has not answered; what goes in order
+	// with them waits for two seconds. late are listeners that came or stayed so.
+	silent map[cache.Kind]bool
+	late   map[string]bool
+	// behind: it came back with what it had, and may have missed steps that waited for
+	// nobody while it was away. Until it has everything a request of its may be led by
+	// two times at once; the server's guard refuses it then.
+	behind time.Time
+}
+
+// connect opens both streams: with what it holds, or as a new process.
+func (e *envoy) connect(fresh bool) {
+	w := e.w
+	var had [2]map[string]*xdstest.State
+	for service, c := range e.streams {
+		if c == nil || fresh {
+			continue
+		}
+		had[service] = map[string]*xdstest.State{}
+		for _, kind := range cache.Kinds() {
+			if serviceOf(kind) == cache.Service(service) {
+				had[service][kind.TypeURL()] = c.State(kind.TypeURL())
+			}
+		}
+	}
+	e.mu.Lock()
+	e.session++
+	e.connected, e.rejected, e.changed = true, false, true
+	e.silent, e.behind = map[cache.Kind]bool{}, time.Now()
+	if fresh {
+		e.behind = time.Time{}
+		e.holdings, e.orderly, e.late = newHoldings(), true, map[string]bool{}
+	}
+	session := e.session
+	e.mu.Unlock()
+	for _, service := range cache.Services() {
+		e.streams[service], e.cut[service] = e.open(service, session)
+		for _, kind := range cache.Kinds() {
+			if s := had[service][kind.TypeURL()]; serviceOf(kind) == service && s != nil && len(s.Subscribed) > 0 {
+				w.try(e.streams[service].Resume(kind.TypeURL(), s))
+			}
+		}
+	}
+	if fresh || had[cache.ADS] == nil {
+		w.try(e.streams[cache.ADS].Subscribe(resourcev3.ClusterType))
+		w.try(e.streams[cache.ADS].Subscribe(resourcev3.ListenerType))
+	}
+	e.ask(slices.Sorted(maps.Keys(e.asked))...)
+}
+
+func (e *envoy) open(service cache.Service, session int) (*xdstest.Client, context.CancelFunc) {
+	return dial(e.w.reg.cache, service, e.name, e.judge(service, session, rand.New(rand.NewPCG(e.w.r.Uint64(), uint64(service)))))
+}
+
+// dial opens a stream of an Envoy, without a network.
+func dial(c *cache.Cache, service cache.Service, peer string, judge xdstest.Judge) (*xdstest.Client, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	typeURL := resourcev3.AnyType
+	if service == cache.OnDemand {
+		typeURL = resourcev3.ClusterType
+	}
+	stream := xdstest.Pipe(ctx, func(str xdstest.ServerStream) error {
+		st := c.Open(cache.StreamParams{Service: service, Peer: peer})
+		defer st.Close()
+		return delta.NewServer(str.Context(), st, st).DeltaStreamHandler(str, typeURL)
+	})
+	return xdstest.New(stream, xdstest.Options{Node: &corev3.Node{Id: "node", UserAgentName: "envoy"}, Judge: judge}), cancel
+}
+
+// disconnect ends the streams; the process goes on with what it has.
+func (e *envoy) disconnect() {
+	e.mu.Lock()
+	was := e.connected
+	e.connected = false
+	e.session++
+	e.mu.Unlock()
+	if !was {
+		return
+	}
+	for service, cut := range e.cut {
+		cut()
+		<-e.streams[service].Done()
+	}
+}
+
+// ask subscribes to clusters on demand.
+func (e *envoy) ask(names ...string) {
+	for _, name := range names {
+		e.asked[name] = true
+	}
+	if !e.connected {
+		return
+	}
+	have := look(e.streams[cache.OnDemand], resourcev3.ClusterType).subscribed
+	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return have[n] })
+	if len(names) > 0 {
+		e.w.try(e.streams[cache.OnDemand].Subscribe(resourcev3.ClusterType, names...))
+	}
+}
+
+// answer acknowledges what was withheld of a kind.
+func (e *envoy) answer(kind cache.Kind) {
+	e.mu.Lock()
+	delete(e.silent, kind)
+	e.mu.Unlock()
+	e.w.try(e.streams[serviceOf(kind)].Release(kind.TypeURL()))
+}
+
+// follow subscribes to what the holdings refer to, as Envoy does by itself, and gives
+// up what they refer to no more. It reports whether there was anything.
+func (e *envoy) follow() bool {
+	if !e.connected {
+		return false
+	}
+	e.mu.Lock()
+	want := map[string]map[string]bool{resourcev3.EndpointType: {}, resourcev3.SecretType: {}, resourcev3.RouteType: {}}
+	for _, held := range []map[string]*simCluster{e.active, e.warming} {
+		for name, c := range held {
+			if c.eds {
+				want[resourcev3.EndpointType][name] = true
+			}
+		}
+	}
+	for name, l := range e.listeners {
+		for _, s := range l.secrets {
+			want[resourcev3.SecretType][s] = true
+		}
+		if strings.HasPrefix(name, "out-http|") {
+			want[resourcev3.RouteType][resource.RoutesName] = true
+		}
+	}
+	e.mu.Unlock()
+	moved := false
+	for _, typeURL := range []string{resourcev3.EndpointType, resourcev3.SecretType, resourcev3.RouteType} {
+		have := look(e.streams[cache.ADS], typeURL).subscribed
+		var begin, end []string
+		for _, name := range slices.Sorted(maps.Keys(want[typeURL])) {
+			if !have[name] {
+				begin = append(begin, name)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(have)) {
+			if !want[typeURL][name] && typeURL != resourcev3.RouteType {
+				end = append(end, name)
+			}
+		}
+		if len(begin) > 0 {
+			e.w.try(e.streams[cache.ADS].Subscribe(typeURL, begin...))
+		}
+		if len(end) > 0 {
+			e.w.try(e.streams[cache.ADS].Unsubscribe(typeURL, end...))
+		}
+		moved = moved || len(begin)+len(end) > 0
+	}
+	return moved
+}
+
+// judge applies, rejects, or applies and says nothing for a while.
+func (e *envoy) judge(service cache.Service, session int, r *rand.Rand) xdstest.Judge {
+	return func(resp *discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if session != e.session {
+			return xdstest.Withhold()
+		}
+		n := r.IntN(200)
+		if e.moody && n < 4 && len(resp.GetResources()) > 0 {
+			e.w.log("%s rejects %s", e.name, brief(resp))
+			e.rejected, e.orderly = true, false
+			return xdstest.Nack("Error adding/updating " + resp.GetResources()[0].GetName() + ": not this one")
+		}
+		e.w.log("%s gets %s", e.name, brief(resp))
+		e.apply(service, resp)
+		if e.moody && n < 40 {
+			e.silent[kindOf(service, resp.GetTypeUrl())] = true
+			return xdstest.Withhold()
+		}
+		return xdstest.Ack()
+	}
+}
+
+// brief says what is in a response; no nonce, so that equal runs say the same.
+func brief(resp *discoveryv3.DeltaDiscoveryResponse) string {
+	var parts []string
+	for _, r := range resp.GetResources() {
+		parts = append(parts, r.GetName()+"="+r.GetVersion())
+	}
+	slices.Sort(parts)
+	removed := slices.Sorted(slices.Values(resp.GetRemovedResources()))
+	return fmt.Sprintf("%s %v -%v", resp.GetTypeUrl()[strings.LastIndex(resp.GetTypeUrl(), ".")+1:], parts, removed)
+}
+
+func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryResponse) {
+	e.changed = true
+	for _, name := range resp.GetRemovedResources() {
+		switch resp.GetTypeUrl() {
+		case resourcev3.ClusterType:
+			if c := e.active[name]; c != nil && c.source != service {
+				continue
+			}
+			delete(e.active, name)
+			delete(e.warming, name)
+			for l := range e.listeners {
+				if e.silent[cache.Listener] && slices.Contains(e.listeners[l].apps, name) {
+					e.late[l] = true
+				}
+			}
+		case resourcev3.ListenerType:
+			delete(e.listeners, name)
+		case resourcev3.EndpointType, resourcev3.RouteType:
+			e.w.fail("%s is told that %s %s is removed", e.name, resp.GetTypeUrl(), name)
+		}
+	}
+	for _, r := range resp.GetResources() {
+		if err := e.take(service, resp.GetTypeUrl(), r); err != nil {
+			e.w.fail("%s: %s: %v", e.name, r.GetName(), err)
+		}
+	}
+}
+
+func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resource) error {
+	name := r.GetName()
+	switch typeURL {
+	case resourcev3.ClusterType:
+		c, err := e.w.decoded.cluster(xdstest.Resource{Version: r.GetVersion(), Body: r.GetResource()})
+		if err != nil {
+			return err
+		}
+		delete(e.warming, name)
+		if c.eds {
+			e.warming[name] = &simCluster{wireCluster: c, source: service, warms: time.Now()}
+		} else {
+			e.active[name] = &simCluster{wireCluster: c, source: service}
+		}
+	case resourcev3.EndpointType:
+		got, err := e.w.decoded.assignment(xdstest.Resource{Version: r.GetVersion(), Body: r.GetResource()})
+		if err != nil {
+			return err
+		}
+		e.assign(name, got)
+	case resourcev3.ListenerType:
+		l, err := e.w.listenerOf(r)
+		if err != nil {
+			return err
+		}
+		e.listeners[name] = l
+		e.late[name] = e.silent[cache.WildcardCluster]
+	case resourcev3.SecretType:
+		e.secrets[name] = true
+	case resourcev3.RouteType:
+		table, err := e.w.routesOf(r)
+		if err != nil {
+			return err
+		}
+		e.routes = table
+	}
+	return nil
+}
+
+// assign takes a load assignment: it is the old cluster's and ends the warming of the
+// new one.
+func (e *envoy) assign(name string, got set) {
+	c := e.active[name]
+	if fresh := e.warming[name]; fresh != nil {
+		delete(e.warming, name)
+		e.active[name], c = fresh, fresh
+	}
+	if c == nil || !c.eds {
+		return
+	}
+	c.endpoints = got
+	e.w.arrived(e, name, c)
+}
+
+// fetchTimeout ends the warming of clusters whose load assignment does not come: they
+// take the one that the old cluster had.
+func (e *envoy) fetchTimeout() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name, fresh := range e.warming {
+		if time.Since(fresh.warms) < initialFetch {
+			continue
+		}
+		if old := e.active[name]; old != nil {
+			fresh.endpoints = old.endpoints
+		}
+		e.active[name] = fresh
+		delete(e.warming, name)
+		e.changed = true
+	}
+}
+
+// route returns the cluster that an authority of the mesh leads to.
+func (e *envoy) route(name string) (cluster string, ok bool) {
+	if c, found := e.routes.domains[name]; found {
+		return c, c != ""
+	}
+	if host, _, hasPort := strings.Cut(name, ":"); hasPort {
+		if c, found := e.routes.domains[host+":*"]; found {
+			return c, c != ""
+		}
+	}
+	return name, e.routes.domains != nil && !e.routes.capped
+}
+
+func readRoutes(r *discoveryv3.Resource) (routeTable, error) {
+	msg := &routev3.RouteConfiguration{}
+	if err := r.GetResource().UnmarshalTo(msg); err != nil {
+		return routeTable{}, err
+	}
+	out := routeTable{version: r.GetVersion(), domains: map[string]string{}}
+	for _, h := range msg.GetVirtualHosts() {
+		action := h.GetRoutes()[0].GetRoute()
+		if slices.Equal(h.GetDomains(), []string{"*"}) {
+			out.capped = action.GetClusterHeader() == ""
+			continue
+		}
+		for _, d := range h.GetDomains() {
+			if _, twice := out.domains[d]; twice {
+				return out, fmt.Errorf("domain %s is there twice", d)
+			}
+			out.domains[d] = action.GetCluster()
+		}
+	}
+	return out, nil
+}
+
+func readListener(body *anypb.Any) (listener, error) {
+	msg := &listenerv3.Listener{}
+	if err := body.UnmarshalTo(msg); err != nil {
+		return listener{}, err
+	}
+	apps, secrets := map[string]bool{}, map[string]bool{}
+	err := protorange.Range(msg.ProtoReflect(), func(v protopath.Values) error {
+		text, ok := v.Index(-1).Value.Interface().(string)
+		switch {
+		case !ok:
+		case strings.HasPrefix(text, "app|"):
+			apps[text] = true
+		case strings.HasPrefix(text, "in|spiffe://"), text == resource.BundleSecret(domain):
+			secrets[text] = true
+		}
+		return nil
+	})
+	return listener{apps: slices.Sorted(maps.Keys(apps)), secrets: slices.Sorted(maps.Keys(secrets))}, err
+}
+
+// kindOf is the kind that a stream carries under a type.
+func kindOf(service cache.Service, typeURL string) cache.Kind {
+	return cache.Kinds()[slices.IndexFunc(cache.Kinds(), func(k cache.Kind) bool {
+		return serviceOf(k) == service && k.TypeURL() == typeURL
+	})]
+}
+
+// catchUp is longer than anything waits for the answer to something else.
+const catchUp = 4 * time.Second
+
+// isBehind reports whether it may still lack what it missed.
+func (e *envoy) isBehind() bool {
+	if e.behind.IsZero() {
+		return false
+	}
+	if len(e.silent) > 0 || !e.connected || e.rejected {
+		e.behind = time.Now()
+	}
+	if time.Since(e.behind) < catchUp {
+		return true
+	}
+	e.behind = time.Time{}
+	return false
+}
+
+// serviceOf is the stream that carries a kind.
+func serviceOf(k cache.Kind) cache.Service {
+	if k == cache.OnDemandCluster {
+		return cache.OnDemand
+	}
+	return cache.ADS
+}

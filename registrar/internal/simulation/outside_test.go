@@ -1,0 +1,148 @@
+package simulation
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/attach"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/projection"
+	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
+)
+
+// outside is what one registrar process has of the node. Of a process that was killed
+// it does nothing any more.
+type outside struct {
+	w         *world
+	publisher *publisher.Publisher
+
+	mu       sync.Mutex
+	dead     bool
+	watchers map[model.AttachmentKey]func(attach.PortState)
+	uses     map[model.Identity]int
+}
+
+func (o *outside) isDead() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.dead
+}
+
+// Watch implements attach.Readiness.
+func (o *outside) Watch(pod model.Pod, fn func(attach.PortState)) error {
+	o.mu.Lock()
+	dead := o.dead
+	if !dead {
+		o.watchers[pod.Key] = fn
+	}
+	o.mu.Unlock()
+	if !dead {
+		fn(o.w.read(pod.Key))
+	}
+	return nil
+}
+
+// Forget implements attach.Readiness.
+func (o *outside) Forget(key model.AttachmentKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.watchers, key)
+}
+
+// tell hands a pod's listen table to whoever watches it.
+func (o *outside) tell(key model.AttachmentKey) {
+	o.mu.Lock()
+	fn := o.watchers[key]
+	o.mu.Unlock()
+	if fn != nil {
+		fn(o.w.read(key))
+	}
+}
+
+// Gone implements attach.Capture.
+func (o *outside) Gone(pod model.Pod) bool { return !o.w.lives(pod.Key) }
+
+// Unpin implements attach.Capture.
+func (o *outside) Unpin(key model.AttachmentKey) error {
+	if !o.isDead() {
+		o.w.removeNote(key)
+	}
+	return nil
+}
+
+// SetTCPPorts implements attach.Capture.
+func (*outside) SetTCPPorts(model.Pod, []netip.AddrPort) error { return nil }
+
+// capture is attach.Capture: its Ensure is not that of the identities.
+type capture struct{ *outside }
+
+// Ensure implements attach.Capture.
+func (capture) Ensure(model.Pod, []netip.AddrPort) (bool, error) { return false, nil }
+
+// Ensure implements attach.Identities.
+func (o *outside) Ensure(_ context.Context, id model.Identity) error {
+	if o.w.refuses() {
+		return errors.New("the signer is away")
+	}
+	o.mu.Lock()
+	o.uses[id]++
+	first := o.uses[id] == 1
+	o.mu.Unlock()
+	if first {
+		o.publisher.SetSVID(id, []byte("chain of "+id.SPIFFE()), []byte("key of "+id.SPIFFE()))
+	}
+	return nil
+}
+
+// Release implements attach.Identities.
+func (o *outside) Release(id model.Identity) {
+	o.mu.Lock()
+	o.uses[id]--
+	left := o.uses[id]
+	if left == 0 {
+		delete(o.uses, id)
+	}
+	o.mu.Unlock()
+	switch {
+	case left < 0:
+		o.w.fail("identity %s is released more often than it was ensured", id.SPIFFE())
+	case left == 0:
+		o.publisher.RemoveSVID(id)
+	}
+}
+
+// meshDNS implements attach.Names and publisher.Names.
+type meshDNS struct{ told }
+
+// Missing implements attach.Names.
+func (*meshDNS) Missing() string { return "" }
+
+// SetPod implements attach.Names.
+func (*meshDNS) SetPod(model.Pod) {}
+
+// RemovePod implements attach.Names.
+func (*meshDNS) RemovePod(model.AttachmentKey) {}
+
+// AwaitPod implements attach.Names.
+func (*meshDNS) AwaitPod(context.Context, model.AttachmentKey) error { return nil }
+
+func (n *told) get() map[string]publisher.Address {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.names
+}
+
+// disk is the catalogue on a disk that may hang.
+type disk struct {
+	publisher.Catalogue
+
+	w *world
+}
+
+// Save implements publisher.Catalogue.
+func (d disk) Save(entries []projection.Entry, gone []model.ServiceKey) error {
+	<-d.w.diskGate()
+	return d.Catalogue.Save(entries, gone)
+}

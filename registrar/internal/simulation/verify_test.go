@@ -1,0 +1,466 @@
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing/synctest"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/projection"
+	"github.com/portolan-mesh/portolan/registrar/internal/registry"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/xdstest"
+)
+
+// verifyStep holds what is true at every moment.
+func (w *world) verifyStep() {
+	w.mu.Lock()
+	for _, c := range w.containers {
+		if c.gone {
+			continue
+		}
+		w.mayBeDefault(c.service, c.profile.def)
+		for _, p := range c.profile.served() {
+			if c.told.Inbound && slices.Contains(c.told.Listening, p.Number) {
+				w.served[place{c.service, p.Number, p.Protocol.Class(), c.addr}] = w.step
+			}
+		}
+	}
+	from := w.step - 1
+	if w.hung != 0 {
+		from = min(from, w.hung-1)
+	}
+	select {
+	case <-w.disk:
+		w.hung = 0
+	default:
+	}
+	arrivals := w.arrivals
+	w.arrivals = nil
+	w.mu.Unlock()
+	for _, a := range arrivals {
+		w.verifyArrival(a, from)
+	}
+	for _, e := range w.envoys {
+		e.mu.Lock()
+		if e.changed || !e.behind.IsZero() {
+			e.changed = false
+			if !e.isBehind() {
+				w.verifyRequests(e)
+			}
+			w.verifyReferences(e)
+		}
+		e.mu.Unlock()
+	}
+	if w.reg != nil && w.reg.publisher.Asked() > unknownCap {
+		w.fail("%d names that lead nowhere are remembered (I9)", w.reg.publisher.Asked())
+	}
+}
+
+// mayBeDefault notes a port that a portless name may have from now on. The caller
+// holds mu.
+func (w *world) mayBeDefault(key model.ServiceKey, number uint16) {
+	if w.portless[key] == nil {
+		w.portless[key] = map[uint16]bool{}
+	}
+	w.portless[key][number] = true
+}
+
+// port is what a cluster of HTTP or TCP leads to, by its SNI.
+func (c wireCluster) port() (number uint16, class port.Class) {
+	text, rest, tcp := strings.Cut(c.sni, ".")
+	n, err := strconv.ParseUint(text, 10, 16)
+	switch {
+	case err != nil || tcp && rest != c.service.Name+"."+c.service.Namespace:
+		return 0, port.ClassNone
+	case tcp:
+		return uint16(n), port.ClassTCP
+	}
+	return uint16(n), port.ClassHTTP
+}
+
+// verifyArrival holds I1 for a load assignment: every endpoint serves the port now, or
+// did when it was sent.
+func (w *world) verifyArrival(a arrival, from int) {
+	number, class := a.cluster.port()
+	for addr := range a.endpoints {
+		at, ever := w.served[place{a.cluster.service, number, class, addr}]
+		for p, step := range w.served {
+			// The cluster that it has may be of the time before it was away.
+			if a.behind && p.service == a.cluster.service && p.addr == addr {
+				at, ever = max(at, step), true
+			}
+		}
+		if !ever || at < from {
+			w.fail("%s gets %s for %s, port %d of %s, which it served in step %d last (I1)", a.envoy, addr, a.name, number, a.cluster.service, at)
+		}
+	}
+}
+
+// verifyRequests holds I1 for every request that a client could make now.
+func (w *world) verifyRequests(e *envoy) {
+	for _, a := range authorities() {
+		name, ok := e.route(a)
+		c := e.active[name]
+		if !ok || c == nil || !c.eds {
+			continue
+		}
+		host, number, explicit := strings.Cut(a, ":")
+		if explicit && c.sni != number {
+			w.fail("%s: %s leads to %s, which means port %s of %s (I1)", e.name, a, name, c.sni, c.service)
+		}
+		labels := strings.Split(strings.TrimSuffix(host, "."+domain), ".")
+		if c.service.Name != labels[0] || len(labels) == 2 && c.service.Namespace != labels[1] {
+			w.fail("%s: %s leads to %s, which is of %s (I1)", e.name, a, name, c.service)
+		}
+		if p, _ := c.port(); !explicit && !w.portless[c.service][p] {
+			w.fail("%s: %s leads to port %d, which was no default lately (I1)", e.name, a, p)
+		}
+	}
+	for name, c := range e.active {
+		dest, err := netip.ParseAddrPort(name)
+		if err != nil || !c.eds {
+			continue
+		}
+		if number, class := c.port(); class != port.ClassTCP || number != dest.Port() {
+			w.fail("%s: TCP to %s has SNI %s (I1)", e.name, name, c.sni)
+		}
+		if owner, known := w.vips[dest.Addr().String()]; known && owner != c.service {
+			w.fail("%s: TCP to %s leads to %s, the address is %s's (I1)", e.name, name, c.service, owner)
+		}
+		w.vips[dest.Addr().String()] = c.service
+	}
+}
+
+// verifyReferences holds I6 for what an Envoy has: no listener is there before its
+// clusters, or after them (XDS-R14).
+func (w *world) verifyReferences(e *envoy) {
+	if !e.orderly {
+		return
+	}
+	for name, l := range e.listeners {
+		for _, app := range l.apps {
+			if e.active[app] == nil && !e.late[name] {
+				w.fail("%s has listener %s without cluster %s (I6)", e.name, name, app)
+			}
+		}
+	}
+}
+
+// records are what the registry has to have, by the containers.
+func (w *world) records() contract {
+	out := contract{records: map[string]model.Endpoint{}}
+	for _, c := range w.list(func(c *container) bool { return c.attached && !c.gone && c.lives }) {
+		table := w.read(c.key)
+		ep := model.Endpoint{UID: c.key.String(), Service: c.service, Addresses: []netip.Addr{c.addr}, Default: c.profile.def, Weight: 1}
+		for _, p := range c.profile.served() {
+			s := model.PortStatus{Port: p}
+			if table.Inbound && slices.Contains(table.Listening, p.Number) {
+				s.Health = model.Healthy
+			}
+			ep.Ports = append(ep.Ports, s)
+		}
+		if len(ep.Ports) > 0 {
+			out.records[ep.UID] = ep
+		}
+	}
+	return out
+}
+
+// rest lets everything arrive and holds what must be true then.
+func (w *world) rest() {
+	w.t.Helper()
+	w.log("rest")
+	w.mu.Lock()
+	w.unsigned = false
+	w.mu.Unlock()
+	w.setDisk(true)
+	for _, e := range w.envoys {
+		e.moody = false
+	}
+	for range 12 {
+		w.calm(3 * time.Second)
+		for _, c := range w.list(func(c *container) bool { return !c.lives && !c.gone && c.busy == 0 }) {
+			w.del(c)
+		}
+	}
+	r := w.reg
+	r.working.Go(func() { r.pods.Sweep(r.ctx) }) // takes the DELs that could not be delivered
+	w.calm(10 * time.Second)
+	w.calm(10 * time.Second)
+	if len(w.calls) > 0 {
+		w.fail("%d CNI calls have not returned at rest", len(w.calls))
+	}
+	w.verifyRest()
+	for _, e := range w.envoys {
+		e.moody = true
+	}
+	w.mu.Lock()
+	w.portless = map[model.ServiceKey]map[uint16]bool{}
+	for _, v := range w.reg.publisher.Services() {
+		w.mayBeDefault(v.Service, v.Committed)
+	}
+	w.mu.Unlock()
+	w.settle()
+}
+
+// calm lets time pass while everybody does what is asked.
+func (w *world) calm(d time.Duration) {
+	w.t.Helper()
+	w.step++
+	for _, e := range w.envoys {
+		if e.connected && e.rejected {
+			e.disconnect()
+		}
+		if !e.connected {
+			e.connect(false)
+		}
+		for _, kind := range cache.Kinds() {
+			e.answer(kind)
+		}
+	}
+	for _, c := range w.list(func(*container) bool { return true }) {
+		w.reg.outside.tell(c.key)
+	}
+	time.Sleep(d)
+	w.settle()
+}
+
+// verifyRest holds what is true at rest.
+func (w *world) verifyRest() {
+	w.t.Helper()
+	records := w.records()
+	k := known{}
+	names := map[string]bool{}
+	for _, v := range w.reg.publisher.Services() {
+		k[v.Service] = true
+		if v.Step != projection.Settled {
+			w.fail("%s does not come to rest: %s awaits %v", v.Service, v.Step, v.Await)
+		}
+		for _, s := range v.Spellings {
+			names[s] = true
+		}
+	}
+	var stored []string
+	for _, ep := range w.reg.backend.Snapshot() {
+		stored = append(stored, ep.UID)
+		if !k[ep.Service] {
+			w.fail("%s has a record and is not known", ep.Service)
+		}
+	}
+	w.same("records", slices.Sorted(maps.Keys(records.records)), stored)
+	w.same("names told to DNS", slices.Sorted(maps.Keys(names)), slices.Sorted(maps.Keys(w.dns.get())))
+	w.verifyUses()
+	for _, e := range w.envoys {
+		e.mu.Lock()
+		w.verifyLocal(e)
+		w.verifyReach(e, records, k)
+		w.verifyStray(e, records, k)
+		e.mu.Unlock()
+	}
+	w.verifyOrder()
+}
+
+// same fails if two sorted lists differ.
+func (w *world) same(what string, want, got []string) {
+	if len(want)+len(got) == 0 {
+		return
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		w.fail("%s at rest (-want +got):\n%s", what, d)
+	}
+}
+
+// verifyUses holds that every identity is counted once for each pod that has it.
+func (w *world) verifyUses() {
+	want := map[model.Identity]int{}
+	for _, c := range w.list(func(c *container) bool { return c.attached && !c.gone && c.lives }) {
+		want[model.Identity{TrustDomain: domain, Namespace: c.service.Namespace, Account: c.service.Name}]++
+	}
+	w.reg.outside.mu.Lock()
+	defer w.reg.outside.mu.Unlock()
+	if !maps.Equal(want, w.reg.outside.uses) {
+		w.fail("identities are used %v, want %v", w.reg.outside.uses, want)
+	}
+}
+
+// verifyLocal holds that an Envoy has the listeners and app clusters of the attached
+// pods and no others, and everything that they refer to (I6).
+func (w *world) verifyLocal(e *envoy) {
+	var listeners, apps []string
+	for _, c := range w.list(func(c *container) bool { return c.attached && !c.gone && c.lives }) {
+		id := c.key.String()
+		listeners = append(listeners, resource.OutboundHTTPListener(id), resource.OutboundTCPListener(id))
+		for i, p := range c.profile.served() {
+			if i == 0 {
+				listeners = append(listeners, resource.InboundListener(id))
+			}
+			apps = append(apps, resource.AppClusterName(id, p.Number))
+		}
+	}
+	slices.Sort(listeners)
+	slices.Sort(apps)
+	w.same(e.name+"'s listeners", listeners, slices.Sorted(maps.Keys(e.listeners)))
+	held := slices.DeleteFunc(slices.Sorted(maps.Keys(e.active)), func(n string) bool { return !strings.HasPrefix(n, "app|") })
+	w.same(e.name+"'s app clusters", apps, held)
+	for name, l := range e.listeners {
+		for _, s := range l.secrets {
+			if !e.secrets[s] {
+				w.fail("%s has listener %s without secret %s (I6)", e.name, name, s)
+			}
+		}
+	}
+	if len(e.warming) > 0 {
+		w.fail("%s has clusters that still warm: %v", e.name, slices.Sorted(maps.Keys(e.warming)))
+	}
+}
+
+// verifyReach holds that every request reaches exactly the set of the contract (I1), as
+// far as Envoy asked for its cluster, and that it got what it asked for (I6).
+func (w *world) verifyReach(e *envoy, records contract, k known) {
+	for _, a := range authorities() {
+		want, number := records.reached(k, a)
+		name, ok := e.route(a)
+		c := e.active[name]
+		switch {
+		case !ok && len(e.routes.domains) > 0 && len(want) > 0:
+			w.fail("%s refuses %s, which %v serve", e.name, a, want)
+		case !ok, c == nil && !e.asked[name]:
+		case c == nil:
+			if len(want) > 0 {
+				w.fail("%s asked for %s and does not have it; %v serve %s", e.name, name, want, a)
+			}
+		case !maps.Equal(c.endpoints, want):
+			w.fail("%s: %s reaches %v by %s, want %v", e.name, a, c.endpoints, name, want)
+		case len(want) > 0 && c.sni != strconv.Itoa(int(number)):
+			w.fail("%s: %s has SNI %s, want %d", e.name, a, c.sni, number)
+		}
+	}
+	tombstones := 0
+	for name, c := range e.active {
+		dest, err := netip.ParseAddrPort(name)
+		if err == nil && c.eds {
+			if want := serving(records.of(c.service), dest.Port(), port.ClassTCP); !maps.Equal(c.endpoints, want) {
+				w.fail("%s: TCP to %s of %s reaches %v, want %v", e.name, name, c.service, c.endpoints, want)
+			}
+		}
+		if !c.eds && c.source == cache.OnDemand {
+			tombstones++
+		}
+	}
+	if tombstones > unknownCap {
+		w.fail("%s has %d tombstones, %d are allowed (I9)", e.name, tombstones, unknownCap)
+	}
+}
+
+// verifyStray holds I2: no cluster has the name of a default port, but for one that was
+// asked for before its service could be routed.
+func (w *world) verifyStray(e *envoy, records contract, k known) {
+	for key := range k {
+		eps := records.of(key)
+		def := defaultPort(eps)
+		if def == 0 || classOf(eps, def) != port.ClassHTTP {
+			continue
+		}
+		long := key.Name + "." + key.Namespace + "." + domain
+		spellings := []string{long}
+		if owner, _, ok := k.named(key.Name + "." + domain); ok && owner == key {
+			spellings = append(spellings, key.Name+"."+domain)
+		}
+		for _, s := range spellings {
+			stray := s + ":" + strconv.Itoa(int(def))
+			if c := e.active[stray]; c != nil && c.eds && !w.excused[stray] {
+				w.fail("%s has a cluster %s at rest (I2)", e.name, stray)
+			}
+		}
+	}
+}
+
+// verifyOrder holds I5: a registrar that starts from what is saved, and is told the same
+// records in another order, gives the bytes that Envoy has.
+func (w *world) verifyOrder() {
+	w.t.Helper()
+	w.settle()
+	path := filepath.Join(w.dir, "again", "state.db")
+	must(w.t, os.MkdirAll(filepath.Dir(path), 0o700))
+	text, err := os.ReadFile(w.reg.path)
+	must(w.t, err)
+	must(w.t, os.WriteFile(path, text, 0o600))
+	eps := w.reg.backend.Snapshot()
+	r := rand.New(rand.NewPCG(uint64(w.step), 5))
+	r.Shuffle(len(eps), func(i, j int) { eps[i], eps[j] = eps[j], eps[i] })
+	again := startPipeline(w.t, setting{path: path, unknownCap: unknownCap, names: &told{}, log: silent(), feed: func(sink func(registry.Event)) {
+		for _, ep := range eps {
+			sink(registry.Event{Kind: registry.Upsert, Endpoint: ep, UID: ep.UID, Generation: ep.Generation})
+		}
+		sink(registry.Event{Kind: registry.Complete})
+	}})
+	time.Sleep(tick)
+	synctest.Wait()
+	again.cache.Release()
+	e := w.envoys[0]
+	asked := w.reg.cache.Demanded(cache.OnDemandCluster) // all, as their number matters (I9)
+	for name, c := range e.active {
+		if c.eds && !slices.Contains(asked, name) {
+			asked = append(asked, name)
+		}
+	}
+	slices.Sort(asked)
+	var held []string
+	for _, name := range asked {
+		if c := e.active[name]; c != nil && c.eds {
+			held = append(held, name)
+		}
+	}
+	capped := w.reg.publisher.Asked() >= unknownCap // who asks first decides then what is refused
+	acknowledge := xdstest.Judge(nil)
+	ads, cutADS := dial(again.cache, cache.ADS, "again", acknowledge)
+	od, cutOD := dial(again.cache, cache.OnDemand, "again", acknowledge)
+	must(w.t, ads.Subscribe(resourcev3.RouteType, resource.RoutesName))
+	if len(asked) > 0 {
+		must(w.t, od.Subscribe(resourcev3.ClusterType, asked...))
+		must(w.t, ads.Subscribe(resourcev3.EndpointType, asked...))
+	}
+	time.Sleep(5 * time.Second)
+	synctest.Wait()
+	versions := func(cds, eds map[string]xdstest.Resource) (out []string) {
+		for _, name := range held {
+			out = append(out, fmt.Sprintf("%s cluster %s endpoints %s", name, cds[name].Version, eds[name].Version))
+		}
+		return out
+	}
+	cds := look(e.streams[cache.OnDemand], resourcev3.ClusterType).resources
+	maps.Copy(cds, look(e.streams[cache.ADS], resourcev3.ClusterType).resources)
+	if answered := look(od, resourcev3.ClusterType).resources; capped {
+		held = slices.DeleteFunc(held, func(name string) bool { _, ok := answered[name]; return !ok })
+	}
+	w.same("bytes of a registrar that was told in another order", versions(cds, look(e.streams[cache.ADS], resourcev3.EndpointType).resources),
+		versions(look(od, resourcev3.ClusterType).resources, look(ads, resourcev3.EndpointType).resources))
+	table := look(ads, resourcev3.RouteType).resources[resource.RoutesName]
+	routes, err := w.routesOf(&discoveryv3.Resource{Version: table.Version, Resource: table.Body})
+	must(w.t, err)
+	// How many unknown names Envoys asked for is not in the records (I9).
+	if e.routes.domains != nil && (routes.capped == e.routes.capped && routes.version != e.routes.version || !maps.Equal(routes.domains, e.routes.domains)) {
+		w.fail("routes of a registrar that was told in another order: %v, want %v (I5)", routes, e.routes)
+	}
+	cutADS()
+	cutOD()
+	<-ads.Done()
+	<-od.Done()
+	again.close(w.t)
+	must(w.t, os.RemoveAll(filepath.Dir(path)))
+}
