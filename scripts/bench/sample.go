@@ -61,5 +61,8 @@ func ratio[T time.Duration | float64](a, b T) float64 { return float64(a) / floa
 
 // millis prints a time in milliseconds.
 func millis(d time.Duration) string {
+	if d >= 100*time.Millisecond {
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	}
 	return fmt.Sprintf("%.3g ms", float64(d)/float64(time.Millisecond))
 }
