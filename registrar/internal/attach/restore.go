@@ -226,8 +226,32 @@ func (m *Manager) Replay(ctx context.Context) {
 		age := m.cfg.Now().Sub(time.Unix(0, e.Note.GetUnixNanos()))
 		if e.Kind == spool.Attached && age > adoptAge {
 			m.adopt(ctx, e.Note.GetAttached())
+			m.abandon(ctx, e.Note.GetAttached())
 		}
 	}
+}
+
+// abandon removes note and pin of a pod that is not attached and whose network
+// namespace the runtime removed: its ADD was killed before it asked, and no DEL
+// came. The pin would hold the namespace for good.
+func (m *Manager) abandon(ctx context.Context, req *cniv1.AddRequest) {
+	key := model.KeyOf(req.GetAttachment())
+	unlock, err := m.keys.lock(ctx, key)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if _, err := m.Check(key); err == nil {
+		return // sweepGhosts' affair
+	}
+	if !m.cfg.Capture.Gone(model.Pod{Key: key, Netns: req.GetNetns(), RuntimeNetns: req.GetRuntimeNetns()}) {
+		return
+	}
+	if err := m.cfg.Capture.Unpin(key); err != nil {
+		m.log.Warn("cannot remove the pin of a pod that is gone", "attachment", key.String(), "error", err)
+		return
+	}
+	m.log.Info("removed what an unfinished ADD has left", "attachment", key.String())
 }
 
 // adopt takes a running pod into the mesh without an ADD. It reports whether the
