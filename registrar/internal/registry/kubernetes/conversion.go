@@ -33,11 +33,16 @@ func objectOf(ep model.Endpoint, name string) (*v1alpha1.ServiceEndpoint, error)
 		ObjectMeta: metav1.ObjectMeta{Namespace: ep.Service.Namespace, Name: objectName(ep)},
 		Spec:       specOf(ep.UID, se),
 	}
-	if ep.PodUID != "" && ep.PodName != "" {
+	if len(ep.PodUID) == apiUID && ep.PodName != "" {
 		object.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: ep.PodName, UID: types.UID(ep.PodUID)}}
 	}
 	return object, nil
 }
+
+// apiUID is how long the UID of an object of the API server is. The kubelet gives a
+// static pod a shorter one, which is not that of its mirror: the garbage collector
+// would delete what belongs to it.
+const apiUID = len("00000000-0000-0000-0000-000000000000")
 
 // specOf writes a record of the wire as a spec.
 func specOf(uid string, se *endpointv1.ServiceEndpoint) v1alpha1.ServiceEndpointSpec {

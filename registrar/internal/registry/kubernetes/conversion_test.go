@@ -39,6 +39,19 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// An object belongs to its pod, when the API server knows the pod by this UID.
+func TestOwner(t *testing.T) {
+	for uid, owners := range map[string]int{"": 0, "a3f5c6d7e8f90123456789abcdef0123": 0, "4c0b6ad5-0000-4000-8000-000000000001": 1} {
+		ep := registrytest.Endpoint("a-eth0", 1)
+		ep.PodUID = uid
+		object, err := objectOf(ep, "")
+		must(t, err)
+		if len(object.OwnerReferences) != owners || owners == 1 && (object.OwnerReferences[0].Name != ep.PodName || string(object.OwnerReferences[0].UID) != uid) {
+			t.Errorf("with the UID %q it belongs to %v", uid, object.OwnerReferences)
+		}
+	}
+}
+
 // What cannot be used is left out and named, or the object as a whole is (MESH-8,
 // contract 3). An older writer's object means what it meant.
 func TestReading(t *testing.T) {
