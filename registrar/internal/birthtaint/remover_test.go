@@ -63,6 +63,9 @@ func TestRemove(t *testing.T) {
 		return true
 	})
 	r.run()
+	if asked.Load() < 3 {
+		t.Error("the taint was removed before the registrar was ready")
+	}
 	// The API server itself adds the second one to a new node.
 	want := []string{"gpu", "node.kubernetes.io/not-ready", late.Key}
 	if got := get("born").Spec.Taints; !slices.Equal(keys(got), want) || got[0] != other {
