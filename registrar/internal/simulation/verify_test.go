@@ -35,7 +35,7 @@ func (w *world) verifyStep() {
 		}
 		w.mayBeDefault(c.service, c.profile.def)
 		for _, p := range c.profile.served() {
-			if c.told.Inbound && slices.Contains(c.told.Listening, p.Number) {
+			if c.proven && c.told.Inbound && slices.Contains(c.told.Listening, p.Number) {
 				w.served[place{c.service, p.Number, p.Protocol.Class(), c.addr}] = w.step
 			}
 		}

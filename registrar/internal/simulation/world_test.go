@@ -85,8 +85,10 @@ type container struct {
 	// lives: its network namespace is there. attached: its last ADD succeeded. gone: the
 	// registrar was told to forget it. busy: calls that have not returned.
 	lives, attached, gone bool
-	busy                  int
-	listening             map[uint16]bool
+	// proven: an ADD of it succeeded, or a registrar found it at its start.
+	proven    bool
+	busy      int
+	listening map[uint16]bool
 	// told is what the registrar last read of its listen table.
 	told attach.PortState
 }
@@ -484,7 +486,7 @@ func (w *world) finishCalls(crashed bool) {
 		c.busy--
 		switch {
 		case call.add && err == nil:
-			c.attached = !c.gone
+			c.attached, c.proven = !c.gone, true
 			w.log("ADD %s succeeded", c.key)
 		case call.add:
 			// The plugin's undo; the runtime gives the sandbox up.
@@ -733,6 +735,11 @@ func (w *world) rare() {
 	if lost {
 		left = ""
 	}
+	w.mu.Lock()
+	for _, c := range w.containers {
+		c.proven = true
+	}
+	w.mu.Unlock()
 	w.start(left)
 }
 
