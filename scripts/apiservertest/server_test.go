@@ -222,7 +222,7 @@ func TestEndsWithTheTest(t *testing.T) {
 		select {}
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestEndsWithTheTest$", "-test.v")
-	cmd.Env = append(os.Environ(), childEnv+"=1")
+	cmd.Env = append(os.Environ(), childEnv+"=1", "TMPDIR="+t.TempDir()) // which it leaves
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
