@@ -192,7 +192,7 @@ func capture(ctx context.Context, env, argv []string) (stdout, stderr string, er
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = env
 	// A grandchild that holds the pipes must not hold the caller.
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 10 * time.Second // a program that was forked beside it may hold them for a moment, too
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err = cmd.Run()
