@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"time"
 
@@ -62,13 +63,17 @@ func (b *Backend) answered(ctx context.Context, err error) {
 	case err != nil && (was == nil || !asked):
 		b.link.since = time.Now()
 		b.log.Error("the Kubernetes API is away; what is known of other nodes is served on", "server", b.host, "error", b.link.err)
-	case err != nil && was.Error() != b.link.err.Error():
+	case err != nil && apierrors.ReasonForError(was) != apierrors.ReasonForError(err):
 		b.log.Error("the Kubernetes API is still away", "server", b.host, "error", b.link.err)
 	}
 }
 
-// explain adds the remedy to what people can set right.
+// explain adds the remedy to what people can set right, and leaves out the long
+// address of the request.
 func explain(err error) error {
+	if request, ok := errors.AsType[*url.Error](err); ok {
+		err = request.Err
+	}
 	switch {
 	case err == nil:
 		return nil
