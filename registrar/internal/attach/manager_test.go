@@ -67,11 +67,15 @@ func (w *world) endpoints() map[string]model.Endpoint {
 
 // The parts that Manager calls.
 
-func (w *world) Missing() string { return w.missing }
+func (w *world) Missing() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.missing
+}
 
 func (w *world) AwaitReady(context.Context) error {
-	if w.missing != "" {
-		return errors.New(w.missing)
+	if missing := w.Missing(); missing != "" {
+		return errors.New(missing)
 	}
 	return nil
 }

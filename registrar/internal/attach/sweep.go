@@ -25,19 +25,41 @@ func breaker(n, total int) bool {
 	return n > breakerFloor && float64(n) > breakerShare*float64(total)
 }
 
-// Run sweeps until ctx ends: ghosts, the spool, and captures that somebody
-// flushed.
+// firstLook is how often a start looks whether it can take in the pods that run
+// outside the mesh.
+const firstLook = 200 * time.Millisecond
+
+// Run sweeps until ctx ends: ghosts, the spool, captures that somebody flushed, and
+// pods that started without the plugin. For these it does not wait an interval: a
+// fresh install and a node's boot have them at once.
 func (m *Manager) Run(ctx context.Context) error {
 	t := time.NewTicker(m.cfg.SweepInterval)
 	defer t.Stop()
+	first := time.NewTicker(firstLook)
+	defer first.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-first.C:
+			if m.canAdopt() {
+				first.Stop()
+				m.sweepWorkloads(ctx)
+			}
 		case <-t.C:
 			m.Sweep(ctx)
 		}
 	}
+}
+
+// canAdopt reports whether it is known which pods should be meshed, and nothing
+// that an ADD needs is missing.
+func (m *Manager) canAdopt() bool {
+	if m.cfg.Workloads == nil {
+		return true
+	}
+	_, known := m.cfg.Workloads.Pods()
+	return known && m.Missing() == ""
 }
 
 // Sweep is one pass of Run.

@@ -291,6 +291,12 @@ func (m *Manager) adoptMissed(ctx context.Context, missed []model.Workload) {
 		m.setMissed(0)
 		return
 	}
+	if why := m.Missing(); why != "" {
+		// Each would wait for the same thing in vain, and it is no fault of theirs.
+		m.log.Warn("pods that should be meshed are not, and cannot be taken in yet", "pods", len(missed), "missing", why)
+		m.setMissed(len(missed))
+		return
+	}
 	sandboxes, err := m.cfg.Sandboxes.List(ctx)
 	if err != nil {
 		m.log.Warn("pods that should be meshed are not, and the runtime does not say where they run", "pods", len(missed), "error", err)

@@ -339,6 +339,12 @@ func TestMissedPods(t *testing.T) {
 	pod("u5", "default", func(w *model.Workload) { w.Ending = model.Terminating })
 	pod("u6", "default", func(w *model.Workload) { w.Annotations = map[string]string{annotation.KeyPorts: "no"} })
 
+	w.missing = "Envoy is not connected"
+	m.Sweep(t.Context())
+	if m.missed != 2 || len(o.reports) != 2 {
+		t.Errorf("without Envoy: %d missed, want 2; reports %q, want those of u3 and u6", m.missed, o.reports)
+	}
+	w.missing = ""
 	m.Sweep(t.Context()) // the runtime is away
 	if m.missed != 2 {
 		t.Errorf("%d missed with the runtime away, want 2", m.missed)
@@ -358,4 +364,47 @@ func TestMissedPods(t *testing.T) {
 	if len(o.reports) != 2 || !strings.Contains(o.reports[0], "pod-u3 "+reasonUnmeshed) || !strings.Contains(o.reports[1], "pod-u6 "+reasonInvalid) {
 		t.Errorf("reports: %q", o.reports)
 	}
+}
+
+// CNI-D9: a start does not wait an interval for the pods that it missed, but for
+// what an ADD needs and for the first complete list.
+func TestMissedPodsAtTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, o, m := orchestrated(t)
+		m.cfg.SweepInterval = time.Hour
+		w.missing, o.unsynced = "Envoy is not connected", true
+		o.set(workload(multiPort()))
+		req := addRequest("c1", "payments-1", "10.1.0.2", multiPort())
+		req.CniArgs[argUID], req.Netns = "u1", req.GetRuntimeNetns()
+		o.sandboxes = []*cniv1.AddRequest{req}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- m.Run(ctx) }()
+		for _, step := range []struct {
+			missing  string
+			unsynced bool
+			want     int
+		}{
+			{"Envoy is not connected", true, 0},
+			{"Envoy is not connected", false, 0},
+			{"", true, 0},
+			{"", false, 1},
+		} {
+			w.mu.Lock()
+			w.missing = step.missing
+			w.mu.Unlock()
+			o.mu.Lock()
+			o.unsynced = step.unsynced
+			o.mu.Unlock()
+			time.Sleep(2 * firstLook)
+			synctest.Wait()
+			if got := len(m.Pods()); got != step.want {
+				t.Errorf("%+v: %d attached", step, got)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
