@@ -18,6 +18,8 @@ import (
 const (
 	fileMode = 0o600
 	dirMode  = 0o700
+	// othersWrite are the bits of a folder in which others can replace files.
+	othersWrite = 0o022
 	// lockTimeout is how long a registrar waits for the one that it replaces.
 	lockTimeout = time.Second
 	lockRetry   = 20 * time.Millisecond
@@ -98,7 +100,8 @@ func (o opener) open() (*bbolt.DB, Recovery, error) {
 	return nil, recovery, explain(o.path, err)
 }
 
-// prepareFolder makes the folder, and says so when others can look into it.
+// prepareFolder makes the folder, and says so when others can put files into it.
+// That they can look into it, as into one that a kubelet made, shows them names.
 func (o opener) prepareFolder() error {
 	dir := filepath.Dir(o.path)
 	if err := os.MkdirAll(dir, dirMode); err != nil {
@@ -108,8 +111,8 @@ func (o opener) prepareFolder() error {
 	if err != nil {
 		return err
 	}
-	if mode := info.Mode().Perm(); mode&^dirMode != 0 {
-		o.log.Warn("folder of the state file is open to others; chmod 0700 it", "folder", dir, "mode", fmt.Sprintf("%#o", mode))
+	if mode := info.Mode().Perm(); mode&othersWrite != 0 {
+		o.log.Warn("others can write into the folder of the state file; chmod 0700 it", "folder", dir, "mode", fmt.Sprintf("%#o", mode))
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func TestOpenGood(t *testing.T) {
 		}
 	}
 	must(t, os.Chmod(path, 0o644))
-	must(t, os.Chmod(filepath.Dir(path), 0o755))
+	must(t, os.Chmod(filepath.Dir(path), 0o775))
 	db, recovery, logged, err = open(t, path)
 	if err != nil || recovery != (Recovery{}) || keys(t, db) != 1 {
 		t.Fatalf("again: %v, %+v", err, recovery)
@@ -126,6 +126,11 @@ func TestOpenGood(t *testing.T) {
 	}
 	if !strings.Contains(logged, "chmod 0700") {
 		t.Errorf("an open folder is not named: %q", logged)
+	}
+	must(t, db.Close())
+	must(t, os.Chmod(filepath.Dir(path), 0o755)) // as a kubelet makes it
+	if _, _, logged, err = open(t, path); err != nil || logged != "" {
+		t.Errorf("in a folder that others can read: %v, %q", err, logged)
 	}
 }
 
