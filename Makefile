@@ -19,6 +19,10 @@ FUZZTIME    ?= 5s
 FUZZWORKERS ?=
 # Deep copies into folder 1 and the CRD into folder 2, from the types of ServiceEndpoint.
 controller-gen = $(BIN)/controller-gen paths=./api/endpoint/v1alpha1 object output:object:dir=$(1) crd output:crd:dir=$(2)
+# Each package with tests is in one of three: those that need a whole node or cluster,
+# those that start an API server (they import apiservertest), and all others.
+whole      := /scripts/(e2e|kubetest)$$
+api-server := go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | awk '/\/scripts\/apiservertest[] ]/ { print $$1 }'
 # make bench: some rows, separated by commas; non-empty: write README's table.
 ROWS    ?=
 README  ?=
@@ -42,12 +46,21 @@ demo: root build run-tools ## show the mesh on this machine (KEEP=1 leaves it ru
 	@$(BIN)/demo -bin $(BIN) -envoy $(ENVOY) $(if $(KEEP),-keep)
 
 .PHONY: test
-test: root build run-tools ## run every test: unit, network namespaces, real Envoy, end to end
+test: root build run-tools ## run the tests: unit, network namespaces, real Envoy, end to end on one node
 	@scripts/tools/packages.sh openssl nft gcc
-	@scripts/lab/build.sh hyperkube
 	$(STATIC) -o $(BIN)/ ./scripts/podserver
-	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -p 2 -timeout 10m $$(go list ./... | grep -v /scripts/e2e)
+	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -p 2 -timeout 10m $$(go list ./... | grep -Ev '$(whole)' | grep -vxFf <($(api-server)))
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -timeout 10m -count 1 ./scripts/e2e
+
+.PHONY: test-kubernetes
+test-kubernetes: ## run the tests that start an API server
+	@scripts/tools/packages.sh openssl gcc
+	@scripts/lab/build.sh hyperkube
+	CGO_ENABLED=1 go test -race -p 2 -timeout 10m $$($(api-server))
+
+.PHONY: e2e
+e2e: root lab-build ## run the tests on a real Kubernetes of two nodes (KEEP=1 leaves it up)
+	go test -timeout 30m -count 1 -v ./scripts/kubetest
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (default 5s; 3m makes an hour)
@@ -110,7 +123,7 @@ generate-check: $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen ## fail wh
 	|| { echo 'generated code is not fresh: run `make generate` and commit the result' >&2; exit 1; }
 
 .PHONY: check
-check: lint generate-check test ## lint, generate-check and test
+check: lint generate-check test test-kubernetes ## lint, generate-check and the tests without e2e
 
 .PHONY: tools
 tools: run-tools $(BIN)/golangci-lint $(BIN)/buf $(BIN)/protoc-gen-go $(BIN)/controller-gen ## install every tool into bin/

@@ -3,6 +3,7 @@
 //
 //	podserver serve --name payments-1 http:8080 h2:9090,delay=3s tcp:5432
 //	podserver get [-n 200 -c 8] http://payments.aether.internal/
+//	podserver get -until-eof -rate 50 http://payments.aether.internal/
 //	podserver grpc payments.aether.internal:9090
 //	podserver tcp payments.aether.internal:5432 hello
 //	podserver lookup ghost.aether.internal

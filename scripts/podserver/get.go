@@ -7,6 +7,7 @@ import (
 	"flag"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 	requests := flags.Int("n", 1, "number of requests for each URL")
 	workers := flags.Int("c", 1, "number of requests at the same time")
 	duration := flags.Duration("duration", 0, "send for this long instead of -n requests")
+	untilEOF := flags.Bool("until-eof", false, "send until standard input ends instead of -n requests")
 	rate := flags.Float64("rate", 0, "begin so many requests a second, as far as the workers get; 0 is no limit")
 	useH2 := flags.Bool("h2", false, "HTTP/2 with prior knowledge")
 	keepAlive := flags.Bool("keepalive", true, "reuse connections")
@@ -46,6 +48,16 @@ func getCommand(flags *flag.FlagSet) func(context.Context, []string, io.Writer) 
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, *duration)
 			defer cancel()
+			l.total = 1<<63 - 1
+		}
+		if *untilEOF {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithCancel(ctx)
+			defer cancel()
+			go func() {
+				_, _ = io.Copy(io.Discard, os.Stdin)
+				cancel()
+			}()
 			l.total = 1<<63 - 1
 		}
 		return printJSON(stdout, l.run(ctx, *workers))

@@ -57,7 +57,7 @@ func call(ctx context.Context, target string, timeout time.Duration) (answer.GRP
 		Code:      status.Code(err).String(),
 		Message:   status.Convert(err).Message(),
 		Health:    resp.GetStatus().String(),
-		Origin:    answer.Origin{Pod: first(headerPod), Port: uint16(number)},
+		Origin:    answer.Origin{Pod: first(headerPod), Container: first(headerContainer), Port: uint16(number)},
 		Authority: first(headerAuthority),
 		XFCC:      first(headerXFCC),
 	}, nil

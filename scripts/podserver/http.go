@@ -23,6 +23,7 @@ import (
 // gRPC answer.
 const (
 	headerPod       = "x-pod"
+	headerContainer = "x-container"
 	headerPort      = "x-port"
 	headerAuthority = "x-seen-authority"
 	headerXFCC      = "x-seen-xfcc"
@@ -103,6 +104,7 @@ func newGRPCServer(from answer.Origin) *grpc.Server {
 			seen, _ := metadata.FromIncomingContext(ctx)
 			header := metadata.Pairs(
 				headerPod, from.Pod,
+				headerContainer, from.Container,
 				headerPort, strconv.Itoa(int(from.Port)),
 				headerAuthority, strings.Join(seen.Get(":authority"), ","),
 				headerXFCC, strings.Join(seen.Get("x-forwarded-client-cert"), ","),
