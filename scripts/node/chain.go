@@ -30,11 +30,10 @@ const (
 )
 
 // chain is the CNI configuration of the node, run by libcni as a container
-// runtime does: the loopback network first, then the pods' network.
+// runtime does.
 type chain struct {
-	cni      *libcni.CNIConfig
-	loopback *libcni.NetworkConfigList
-	pods     *libcni.NetworkConfigList
+	cni  *libcni.CNIConfig
+	pods *libcni.NetworkConfigList
 }
 
 // newChain is the chain of the options: bridge, then portolan.
@@ -63,15 +62,10 @@ func newChainOf(o Options, plugins ...map[string]any) (*chain, error) {
 	if err != nil {
 		return nil, err
 	}
-	loopback, err := confList("cni-loopback", o.CNIVersion, map[string]any{"type": "loopback"})
-	if err != nil {
-		return nil, err
-	}
 	return &chain{
 		cni: libcni.NewCNIConfigWithCacheDir([]string{o.Bin, filepath.Join(o.Bin, "cni")}, cniStateDir,
 			&invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: appendFile(filepath.Join(o.LogDir, pluginLog))}}),
-		loopback: loopback,
-		pods:     pods,
+		pods: pods,
 	}, nil
 }
 
@@ -105,11 +99,7 @@ func confList(name, version string, plugins ...map[string]any) (*libcni.NetworkC
 	return list, nil
 }
 
-// add runs ADD of both networks.
 func (c *chain) add(ctx context.Context, rt *libcni.RuntimeConf) (types.Result, error) {
-	if _, err := c.cni.AddNetworkList(ctx, c.loopback, loopbackConf(rt)); err != nil {
-		return nil, fmt.Errorf("ADD to %s: %w", c.loopback.Name, err)
-	}
 	result, err := c.cni.AddNetworkList(ctx, c.pods, rt)
 	if err != nil {
 		return nil, fmt.Errorf("ADD to %s: %w", c.pods.Name, err)
@@ -117,21 +107,11 @@ func (c *chain) add(ctx context.Context, rt *libcni.RuntimeConf) (types.Result, 
 	return result, nil
 }
 
-// del runs DEL of both networks.
 func (c *chain) del(ctx context.Context, rt *libcni.RuntimeConf) error {
 	if err := c.cni.DelNetworkList(ctx, c.pods, rt); err != nil {
 		return fmt.Errorf("DEL from %s: %w", c.pods.Name, err)
 	}
-	if err := c.cni.DelNetworkList(ctx, c.loopback, loopbackConf(rt)); err != nil {
-		return fmt.Errorf("DEL from %s: %w", c.loopback.Name, err)
-	}
 	return nil
-}
-
-func loopbackConf(rt *libcni.RuntimeConf) *libcni.RuntimeConf {
-	lo := *rt
-	lo.IfName = "lo"
-	return &lo
 }
 
 // Check runs CHECK for the pod.

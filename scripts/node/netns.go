@@ -1,28 +1,66 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"syscall"
+
+	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // netnsDir is where runtimes keep network namespaces.
 const netnsDir = "/run/netns"
 
-// newNetns makes a network namespace that the file at path keeps alive.
-//
-// A program does it, not a thread of this process that unshares and ends: when
-// such a thread is the first one, Go cannot end it, and it would hold the
-// network namespace for as long as this process lives.
-func newNetns(ctx context.Context, path string) error {
+// newNetns makes a network namespace with lo up that the file at path keeps alive,
+// as runtimes do before they call the first plugin.
+func newNetns(path string) error {
 	if err := os.WriteFile(path, nil, 0o444); err != nil {
 		return fmt.Errorf("make %s: %w", path, err)
 	}
-	if _, err := output(ctx, "unshare", "--net="+path, "true"); err != nil {
-		return errors.Join(fmt.Errorf("make a network namespace: %w", err), os.Remove(path))
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		clean, err := mountNetns(path)
+		if clean {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		return errors.Join(fmt.Errorf("make the network namespace %s: %w", path, err), removeNetns(path))
+	}
+	return nil
+}
+
+// mountNetns does newNetns's work on the calling thread, and reports whether the
+// thread is back where it was. It must come back: Go never ends a process's first
+// thread, which would hold the new namespace for as long as the process lives.
+func mountNetns(path string) (clean bool, err error) {
+	home, err := ns.GetCurrentNS()
+	if err != nil {
+		return true, err
+	}
+	defer home.Close()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return true, err
+	}
+	err = errors.Join(upLoopback(), unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, ""))
+	back := home.Set()
+	return back == nil, errors.Join(err, back)
+}
+
+func upLoopback() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
 	}
 	return nil
 }

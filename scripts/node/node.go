@@ -113,7 +113,7 @@ func (o *Options) complete() error {
 	var missing []string
 	for _, path := range []string{
 		o.Envoy, o.LogDir, filepath.Join(o.Bin, "registrar"), filepath.Join(o.Bin, "portolan"), filepath.Join(o.Bin, "podserver"),
-		filepath.Join(o.Bin, "cni/bridge"), filepath.Join(o.Bin, "cni/host-local"), filepath.Join(o.Bin, "cni/loopback"),
+		filepath.Join(o.Bin, "cni/bridge"), filepath.Join(o.Bin, "cni/host-local"),
 	} {
 		if _, err := os.Stat(path); err != nil {
 			missing = append(missing, path)

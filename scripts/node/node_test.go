@@ -27,7 +27,7 @@ func newTestNode(t *testing.T, bin string, plugins ...map[string]any) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, need := range []string{"podserver", "cni/bridge", "cni/host-local", "cni/loopback"} {
+	for _, need := range []string{"podserver", "cni/bridge", "cni/host-local"} {
 		if _, err := os.Stat(filepath.Join(root, need)); err != nil {
 			t.Fatalf("%v: run `make build tools`", err)
 		}
@@ -83,7 +83,7 @@ func TestPod(t *testing.T) {
 		want string
 	}{
 		{name: "to another pod", pod: client, args: []string{"get", "http://" + server.IP().String() + ":8080/"}, want: `"200 server:8080":1`},
-		{name: "to another container", pod: server, args: []string{"grpc", "127.0.0.1:9090"}, want: `"pod":"server","port":9090`},
+		{name: "to another container", pod: server, args: []string{"grpc", "127.0.0.1:9090"}, want: `"pod":"server","container":"late","port":9090`},
 		{name: "to a port on loopback of another pod", pod: client, args: []string{"get", "-h2", "http://" + server.IP().String() + ":9090/"}, want: "connection refused"},
 		{name: "to a server that is late", pod: server, args: []string{"get", "http://127.0.0.1:5432/"}, want: "connection refused"},
 		{name: "to the world by name", pod: client, args: []string{"lookup", OutsideName}, want: `"addresses":["` + WebIP + `"],"ttl":77`},

@@ -93,7 +93,7 @@ func (n *Node) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 // NewPod makes a pod's network namespace and nothing else. The caller runs Add,
 // and Delete whatever became of it; a pod that AddPod did not make has no
 // processes, and programs run in its network namespace with the node's files.
-func (n *Node) NewPod(ctx context.Context, spec PodSpec) (*Pod, error) {
+func (n *Node) NewPod(_ context.Context, spec PodSpec) (*Pod, error) {
 	spec.Namespace = cmp.Or(spec.Namespace, "default")
 	spec.ResolvConf = cmp.Or(spec.ResolvConf, "nameserver "+ResolverIP+"\n")
 	p := &Pod{
@@ -105,7 +105,7 @@ func (n *Node) NewPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 		env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "POD_NAME=" + spec.Name},
 	}
 	p.runtime = p.newRuntimeConf()
-	return p, newNetns(ctx, p.Netns)
+	return p, newNetns(p.Netns)
 }
 
 // Add runs ADD and nothing else: when it fails nothing is undone. The error has
