@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
-	appsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
+	clientgo "k8s.io/client-go/kubernetes"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/portolan-mesh/portolan/api/authority"
@@ -157,15 +157,19 @@ func (d *daemon) makeInstaller() error {
 		return err
 	}
 	cfg.Instance, cfg.Log, cfg.Metrics = d.cfg.Mesh.Node+"-"+rand.Text(), d.component("installer"), d.metrics
-	if cfg.Removal, err = d.removal(); err != nil {
+	if d.removal, err = d.makeRemoval(); err != nil {
 		return err
+	}
+	if d.removal != nil { // a nil pointer in an interface is not nil
+		cfg.Removal = d.removal
 	}
 	d.installer, err = installer.New(cfg)
 	return err
 }
 
-// removal asks about our DaemonSet; without one nothing is ever removed.
-func (d *daemon) removal() (installer.Removal, error) {
+// makeRemoval makes what knows whether our DaemonSet is deleted; without one nothing
+// is ever removed.
+func (d *daemon) makeRemoval() (*daemonset.Removal, error) {
 	namespace, name, ok := strings.Cut(d.cfg.Install.DaemonSet, "/")
 	if !ok {
 		return nil, nil
@@ -174,17 +178,23 @@ func (d *daemon) removal() (installer.Removal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--daemonset: %w", err)
 	}
-	client, err := appsv1.NewForConfig(config)
+	client, err := clientgo.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("--daemonset: %w", err)
 	}
-	return daemonset.Removal{Client: client, Namespace: namespace, Name: name}, nil
+	return daemonset.New(daemonset.Config{Client: client, Namespace: namespace, Name: name, Log: d.component("installer")}), nil
 }
 
 // install keeps the plugin installed until ctx ends, and longer when it has to be
 // taken out. The CNI socket is open before it starts and until it returned (CNI-D7).
 func (d *daemon) install(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
+	if d.removal != nil {
+		// It is asked after ctx has ended, and is to know then.
+		watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+		defer stop()
+		go d.removal.Run(watching)
+	}
 	if d.installer != nil {
 		g.Go(func() error { return d.installer.Run(ctx) })
 	}

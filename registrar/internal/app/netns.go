@@ -56,6 +56,9 @@ func (c netnsCapture) Ensure(pod model.Pod, ports []netip.AddrPort) (bool, error
 	return false, err
 }
 
+// Remove implements attach.Capture.
+func (netnsCapture) Remove(pod model.Pod) error { return capture.Remove(pod.Netns) }
+
 // Gone implements attach.Capture. The pin keeps a network namespace alive that
 // the runtime has let go of, so the runtime's path decides; where this process
 // cannot see the folder of that path at all, it says nothing (CNI-64).

@@ -28,6 +28,7 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/dns"
 	"github.com/portolan-mesh/portolan/registrar/internal/identity"
 	"github.com/portolan-mesh/portolan/registrar/internal/installer"
+	"github.com/portolan-mesh/portolan/registrar/internal/installer/daemonset"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/podserver"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
@@ -92,6 +93,7 @@ type daemon struct {
 	names      meshNames
 	pods       *attach.Manager
 	installer  *installer.Installer // nil: nothing is installed
+	removal    *daemonset.Removal   // nil: what is installed is never taken out
 	taint      *birthtaint.Remover  // nil: the node's taints are left alone
 	started    time.Time
 }
@@ -364,7 +366,11 @@ func (d *daemon) servePods(ctx context.Context) error {
 		srv.Stop()
 		return nil
 	})
-	return g.Wait()
+	err = g.Wait()
+	if d.installer != nil && d.installer.State().Removed {
+		err = errors.Join(err, d.pods.Dismantle())
+	}
+	return err
 }
 
 // publishTimeout bounds how long a start waits for its own pods' records to come

@@ -90,6 +90,9 @@ type Capture interface {
 	// Gone reports whether the pod's netns is gone: the runtime's path is missing
 	// or means another netns than the pin.
 	Gone(pod model.Pod) bool
+	// Remove takes the capture out of the pod; a pod without one, or without a netns,
+	// is a success.
+	Remove(pod model.Pod) error
 	// Unpin removes the plugin's pin and note.
 	Unpin(key model.AttachmentKey) error
 }

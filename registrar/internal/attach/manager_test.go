@@ -185,6 +185,8 @@ func (f fakeCapture) Gone(p model.Pod) bool {
 	defer f.w.mu.Unlock()
 	return f.w.gone[p.Key]
 }
+func (f fakeCapture) Remove(p model.Pod) error { f.w.note("release %s", p.Key); return nil }
+
 func (f fakeCapture) Unpin(k model.AttachmentKey) error { f.w.note("unpin %s", k); return nil }
 
 func describe(ep model.Endpoint) string {

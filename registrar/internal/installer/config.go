@@ -78,4 +78,6 @@ type State struct {
 	Problem string
 	// Watch says why the folders are only polled; "" when they are watched.
 	Watch string
+	// Removed: Run has ended and taken the plugin out of the chain for good.
+	Removed bool
 }

@@ -522,6 +522,9 @@ func TestEnd(t *testing.T) {
 			if got := n.metric(i, "chained") == 0; got != tt.cleaned {
 				t.Errorf("the gauge says cleaned %v", got)
 			}
+			if got := i.State().Removed; got != tt.cleaned {
+				t.Errorf("the state says removed %v", got)
+			}
 			if _, err := os.Stat(filepath.Join(n.cfg.BinDir, "portolan")); err != nil {
 				t.Errorf("the binary must stay for DEL: %v", err)
 			}

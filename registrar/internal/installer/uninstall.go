@@ -42,6 +42,9 @@ func (i *Installer) leave(ctx context.Context) error {
 			return err
 		}
 		i.metrics.chained.Set(0)
+		i.mu.Lock()
+		i.state = State{Removed: true}
+		i.mu.Unlock()
 		return m.remove()
 	})
 }

@@ -1,0 +1,36 @@
+package attach
+
+import (
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+)
+
+// CNI-9: once the plugin is out of the chain no DEL comes, so the mesh itself lets go
+// of what its pods hold: those that are attached, and those whose ADD was lost.
+func TestDismantle(t *testing.T) {
+	w := newWorld()
+	path := filepath.Join(t.TempDir(), "state.db")
+	db := openDB(t, path)
+	m := newManager(t, w, db)
+	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
+	leaveNote(t, m.cfg.NetnsDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Attached{Attached: addRequest("c2", "b", "10.1.0.3", multiPort())}})
+	leaveNote(t, m.cfg.SpoolDir, deletedNote("c3", time.Now()))
+	if err := m.Dismantle(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"release c1-eth0", "unpin c1-eth0", "release c2-eth0", "unpin c2-eth0"} {
+		if !slices.Contains(w.events(), want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if left := files(t, m.cfg.SpoolDir); len(left) != 0 {
+		t.Errorf("left in the spool: %v", left)
+	}
+	if stored, err := m.store.load(); err != nil || len(stored) != 0 {
+		t.Errorf("stored: %v, %v", stored, err)
+	}
+}
