@@ -160,7 +160,7 @@ func (d *daemon) meshName(key model.ServiceKey) string {
 // makeXDS makes what Envoy is served from. The names client comes first in time,
 // but the publisher only needs it once it runs.
 func (d *daemon) makeXDS() error {
-	d.cache = cache.New(cache.Config{Logger: d.component("xds")})
+	d.cache = cache.New(cache.Config{Logger: d.component("xds"), NodeID: d.cfg.Mesh.Node})
 	var err error
 	if d.xds, err = server.New(server.Config{Cache: d.cache, Logger: d.component("xds"), Registerer: d.metrics}); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -47,6 +48,8 @@ type envoyStatus struct {
 	Agent   string    `json:"agent"`
 	Since   time.Time `json:"since"`
 	Pending int       `json:"pending"`
+	// Other: it is not an Envoy of this node, such as a tool that watches.
+	Other bool `json:"other,omitempty"`
 }
 
 type nackStatus struct {
@@ -197,7 +200,7 @@ func (d *daemon) status() statusDoc {
 
 func addEnvoy(doc *statusDoc, st cache.Status) {
 	for _, s := range st.Streams {
-		e := envoyStatus{Stream: s.Service.String(), Node: s.Node, Agent: s.Agent, Since: s.Since}
+		e := envoyStatus{Stream: s.Service.String(), Node: s.Node, Agent: s.Agent, Since: s.Since, Other: !s.Envoy}
 		for _, t := range s.Types {
 			e.Pending += t.Pending
 		}
@@ -252,11 +255,15 @@ func (doc statusDoc) print(w io.Writer) error {
 		dns = "not connected: " + doc.DNS.Problem
 	}
 	paragraph(t, fmt.Sprintf("mesh DNS: %d names, %d pods, %s", doc.DNS.Names, doc.DNS.Pods, dns))
-	if len(doc.Envoy) == 0 {
+	if !slices.ContainsFunc(doc.Envoy, func(e envoyStatus) bool { return !e.Other }) {
 		paragraph(t, "Envoy: none is connected")
 	}
 	for _, e := range doc.Envoy {
-		paragraph(t, fmt.Sprintf("Envoy %s (%s): %s stream since %s, %d pending", e.Node, e.Agent, e.Stream, e.Since.Format(time.RFC3339), e.Pending))
+		who := "Envoy"
+		if e.Other {
+			who = "not this node's Envoy:"
+		}
+		paragraph(t, fmt.Sprintf("%s %s (%s): %s stream since %s, %d pending", who, e.Node, e.Agent, e.Stream, e.Since.Format(time.RFC3339), e.Pending))
 	}
 	doc.printServices(t)
 	doc.printPods(t)

@@ -59,9 +59,9 @@ func (p *Publisher) onDemand(d cache.Demand) {
 	p.updateTable(false)
 }
 
-// noticeEnvoy follows whether an Envoy is connected.
+// noticeEnvoy follows whether an Envoy of this node is connected.
 func (p *Publisher) noticeEnvoy() {
-	connected := p.cache.Metrics().Streams[cache.ADS] > 0
+	connected := p.cache.Metrics().Envoys > 0
 	if connected == p.connected {
 		return
 	}

@@ -182,8 +182,8 @@ const (
 	subscribed awaitMode = true
 )
 
-// identifyPoll is how often a stream is looked at that has opened but has not
-// said yet that an Envoy is at its other end.
+// identifyPoll is how often it is looked whether an Envoy that answers nothing has
+// begun to, or has gone.
 const identifyPoll = 10 * time.Millisecond
 
 // awaitAcknowledged waits for keys; the error names what is missing, or Envoy's
@@ -206,7 +206,7 @@ func (p *Publisher) awaitAcknowledged(ctx context.Context, keys []cache.Key, mod
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return fmt.Errorf("who connected to %s is no Envoy: %w", p.cfg.XDSSocket, ctx.Err())
+			return fmt.Errorf("the Envoy that is connected to %s answers nothing: look into its log, or start it again (%w)", p.cfg.XDSSocket, ctx.Err())
 		}
 	}
 }

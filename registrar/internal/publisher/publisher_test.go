@@ -181,7 +181,7 @@ func start(t *testing.T) *fixture {
 
 func (f *fixture) envoy(t *testing.T, judge xdstest.Judge) (ads, odcds *xdstest.Client) {
 	t.Helper()
-	opts := xdstest.Options{Node: &corev3.Node{Id: "node1"}, Judge: judge}
+	opts := xdstest.Options{Node: &corev3.Node{Id: "node1", UserAgentName: "envoy"}, Judge: judge}
 	ads, err := f.conn.ADS(t.Context(), opts)
 	if err != nil {
 		t.Fatal(err)

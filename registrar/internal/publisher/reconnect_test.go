@@ -102,7 +102,7 @@ func TestSameContentIsNoChange(t *testing.T) {
 func TestSilentClientHasNoVeto(t *testing.T) {
 	f := start(t)
 	f.envoy(t, nil)
-	silent, err := f.conn.ADS(t.Context(), xdstest.Options{Node: &corev3.Node{Id: "silent"}, Judge: func(*discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict { return xdstest.Withhold() }})
+	silent, err := f.conn.ADS(t.Context(), xdstest.Options{Node: &corev3.Node{Id: "silent", UserAgentName: "envoy"}, Judge: func(*discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict { return xdstest.Withhold() }})
 	must(t, err)
 	must(t, silent.Subscribe(resourcev3.ClusterType))
 	must(t, silent.Subscribe(resourcev3.ListenerType))
@@ -113,4 +113,26 @@ func TestSilentClientHasNoVeto(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	must(t, f.AwaitListeners(ctx, model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}))
+}
+
+// A client that is no Envoy is served, but makes no node ready, and its
+// acknowledgements prove no pod's listeners.
+func TestToolIsNoEnvoy(t *testing.T) {
+	f := start(t)
+	tool, err := f.conn.ADS(t.Context(), xdstest.Options{Node: &corev3.Node{Id: "node1", UserAgentName: "tool"}})
+	must(t, err)
+	must(t, tool.Subscribe(resourcev3.ClusterType))
+	must(t, tool.Subscribe(resourcev3.ListenerType))
+	must(t, tool.Subscribe(resourcev3.RouteType, resource.RoutesName))
+	f.AddPod(clientPod("c1"))
+	waitFor(t, tool, resourcev3.ListenerType, "listeners", func(st *xdstest.State) bool { return len(st.Names()) == 2 })
+	if got := f.Missing(); !strings.Contains(got, "no Envoy is connected") {
+		t.Errorf("missing is %q, want an Envoy", got)
+	}
+	if err := f.AwaitListeners(t.Context(), model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}); err == nil || !strings.Contains(err.Error(), "no Envoy is connected") {
+		t.Errorf("the tool proved listeners: %v", err)
+	}
+	f.envoy(t, nil)
+	must(t, f.AwaitReady(t.Context()))
+	must(t, f.AwaitListeners(t.Context(), model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}))
 }

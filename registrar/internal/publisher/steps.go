@@ -50,16 +50,13 @@ func (p *Publisher) await(key model.ServiceKey, step *awaitedStep, keys []cache.
 }
 
 // clusterKeys are the cache keys of a service's cluster. One that the cache does not have
-// is acknowledged with its removal, or at once if Envoy never asked for it.
+// is acknowledged with its removal, wherever it was given, or at once if Envoy never had
+// it.
 func (p *Publisher) clusterKeys(name string) []cache.Key {
-	onDemand := cache.Key{Kind: cache.OnDemandCluster, Name: name}
-	switch g, ok := p.given[name]; {
-	case ok && g.both:
-		return []cache.Key{{Kind: cache.WildcardCluster, Name: name}, onDemand}
-	case ok:
+	if g, ok := p.given[name]; ok && !g.both {
 		return []cache.Key{{Kind: g.kind, Name: name}}
 	}
-	return []cache.Key{onDemand}
+	return []cache.Key{{Kind: cache.WildcardCluster, Name: name}, {Kind: cache.OnDemandCluster, Name: name}}
 }
 
 // awaitKeys turns what a step awaits into cache keys. A cluster that Envoy does

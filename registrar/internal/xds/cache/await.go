@@ -9,25 +9,25 @@ type Result struct {
 	Disconnected bool
 	// Rejections are the awaited versions that a stream rejected.
 	Rejections []Rejection
-	// Unsubscribed are keys that no stream subscribes to, so that nobody had to
+	// Unsubscribed are keys that no Envoy subscribes to, so that nobody had to
 	// acknowledge them.
 	Unsubscribed []Key
 }
 
-// Acknowledged reports that every stream that has to do with the keys has
+// Acknowledged reports that every Envoy that has to do with the keys has
 // acknowledged all of them.
 func (r *Result) Acknowledged() bool { return !r.Disconnected && len(r.Rejections) == 0 }
 
-// Await calls fn once, when on every stream that subscribes to them the keys, in
+// Await calls fn once, when on every Envoy's stream that subscribes to them the keys, in
 // the state that they have now or a later one, are acknowledged or rejected. A
 // key that does not exist is acknowledged when its removal is. The acknowledgement
 // of a load assignment is that of the copy that followed its cluster, so it
 // proves the cluster active (dataplane decision 5).
 //
 // A key of WildcardCluster or Listener is awaited on the ADS stream of every
-// Envoy, whether or not it has asked yet; other keys, and all keys on streams of
-// other clients, only where they are subscribed to. With no Envoy connected, now
-// or later, the result says so.
+// Envoy, whether or not it has asked yet; other keys only where they are subscribed
+// to. Clients that are no Envoys of this node are not waited for. With no Envoy
+// connected, now or later, the result says so.
 //
 // fn runs in a goroutine of the cache, which calls one function after the other,
 // and may call the cache. After cancel returned fn is not started any more,
@@ -156,7 +156,7 @@ func (c *Cache) resolveLocked() {
 
 // outcomeLocked returns the result of w if nothing is outstanding.
 func (c *Cache) outcomeLocked(w *waiter) (r Result, done bool) {
-	if len(c.streams[ADS])+len(c.streams[OnDemand]) == 0 {
+	if !c.envoyConnectedLocked() {
 		return Result{Disconnected: true}, true
 	}
 	for _, t := range w.targets {
@@ -186,6 +186,19 @@ func (c *Cache) outcomeLocked(w *waiter) (r Result, done bool) {
 	return r, true
 }
 
+// envoyConnectedLocked reports whether there is a stream of an Envoy, or of who has
+// not said yet.
+func (c *Cache) envoyConnectedLocked() bool {
+	for _, streams := range c.streams {
+		for st := range streams {
+			if st.envoyLocked() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // state is how far one stream is with one target.
 type state uint8
 
@@ -200,12 +213,12 @@ const (
 // for a kind which every Envoy holds will; with must, one that does not subscribe
 // to the very key will as well.
 func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
-	if st.silentLocked() {
+	if st.silentLocked() || !st.envoyLocked() {
 		return unsubscribed, nil
 	}
 	sub := st.subs[t.key.Kind]
 	if sub == nil || !sub.started {
-		if (must || t.key.Kind.whole()) && st.envoyLocked() {
+		if must || t.key.Kind.whole() {
 			return outstanding, nil
 		}
 		return unsubscribed, nil
@@ -215,7 +228,7 @@ func (st *Stream) stateLocked(t target, must bool) (state, *Rejection) {
 		switch {
 		case sub.wildcard && t.key.Kind.whole():
 			return acknowledged, nil // it does not exist, and the client knows
-		case must && st.envoyLocked():
+		case must:
 			return outstanding, nil
 		}
 		return unsubscribed, nil

@@ -180,25 +180,30 @@ func TestAwaitSubscribed(t *testing.T) {
 	})
 }
 
-// A tool that watches is no Envoy: nothing waits for what it never asked for, it
-// counts where it subscribes, and alone it is nobody.
+// A tool that watches, and an Envoy of another node, are served and no more: nothing
+// waits for them, whatever they subscribe to, and alone they are nobody.
 func TestAwaitTool(t *testing.T) {
-	bubble(t, func(m *mesh) {
+	bubbleOf(t, cache.Config{NodeID: "n1"}, func(m *mesh) {
 		m.set(cache.Listener, "l", "1")
 		m.set(cache.Endpoints, "e", "1")
-		tool, _ := m.open(options{tool: true, judge: withholdAll})
-		m.must(tool.Subscribe(resource.EndpointType, "e"))
+		for _, o := range []options{{tool: true, judge: withholdAll}, {node: "n2", judge: withholdAll}} {
+			other, _ := m.open(o)
+			m.must(other.Subscribe(resource.EndpointType, "e"))
+			m.must(other.Subscribe(resource.ListenerType))
+			m.holds(other, cache.Endpoints, "e", "1")
+		}
 		m.is(m.await(key(cache.Listener, "l")), "disconnected")
-		endpoints := m.await(key(cache.Endpoints, "e"))
-		m.is(endpoints, "pending")
-		m.release(tool, cache.Endpoints)
-		m.is(endpoints, "acknowledged")
+		m.is(m.await(key(cache.Endpoints, "e")), "disconnected")
 
 		envoy := m.ads()
-		listener := m.await(key(cache.Listener, "l"))
+		listener, endpoints := m.await(key(cache.Listener, "l")), m.await(key(cache.Endpoints, "e"))
 		m.is(listener, "pending")
 		m.must(envoy.Subscribe(resource.ListenerType))
 		m.is(listener, "acknowledged")
+		m.is(endpoints, "acknowledged unsubscribed "+key(cache.Endpoints, "e").String())
+		if got := m.Metrics(); got.Envoys != 1 || got.Streams[cache.ADS] != 3 {
+			t.Errorf("%d Envoys in %d streams, want 1 of 3", got.Envoys, got.Streams[cache.ADS])
+		}
 	})
 }
 

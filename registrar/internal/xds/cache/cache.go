@@ -36,6 +36,9 @@ type Config struct {
 	// GateTimeout bounds how long a resource waits for the acknowledgement of what
 	// must come before it; 0 is two seconds.
 	GateTimeout time.Duration
+	// NodeID is what this node's Envoys call their node, from their bootstrap; empty
+	// takes every Envoy for the node's.
+	NodeID string
 }
 
 // Batch is a set of changes that streams see together or not at all. Removals
@@ -59,6 +62,7 @@ type Cache struct {
 	log         *slog.Logger
 	clock       Clock
 	gateTimeout time.Duration
+	nodeID      string
 
 	// mu guards everything below and the state of every Stream of this cache. No
 	// call that can block is made while it is held.
@@ -139,6 +143,7 @@ func New(cfg Config) *Cache {
 		log:         cfg.Logger,
 		clock:       cfg.Clock,
 		gateTimeout: cfg.GateTimeout,
+		nodeID:      cfg.NodeID,
 		seq:         firstSeq,
 		held:        true,
 		demand:      newDemand(),
@@ -294,15 +299,17 @@ func (c *Cache) flushLocked() {
 	if c.held {
 		return
 	}
-	for _, service := range []Service{OnDemand, ADS} {
-		list := &c.touched[service]
-		for n := len(*list); n > 0; n = len(*list) {
-			st := (*list)[n-1]
-			(*list)[n-1] = nil
-			*list = (*list)[:n-1]
-			st.flushLocked()
-			st.touched = false // a stream's flush takes in what it touches itself
+	for len(c.touched[OnDemand])+len(c.touched[ADS]) > 0 {
+		list := &c.touched[OnDemand]
+		if len(*list) == 0 {
+			list = &c.touched[ADS]
 		}
+		n := len(*list)
+		st := (*list)[n-1]
+		(*list)[n-1] = nil
+		*list = (*list)[:n-1]
+		st.flushLocked()
+		st.touched = false // a stream's flush takes in what it touches itself
 	}
 }
 

@@ -222,7 +222,7 @@ func TestStatus(t *testing.T) {
 		want := cache.Status{
 			Resources: map[cache.Kind]int{cache.WildcardCluster: 3, cache.Secret: 1, cache.Endpoints: 0, cache.Listener: 0, cache.Route: 0, cache.OnDemandCluster: 0},
 			Streams: []cache.StreamStatus{{
-				ID: 1, Service: cache.ADS, Peer: "pid 1", Node: "n1", Agent: "envoy 1.40.0", Since: time.Now(),
+				ID: 1, Service: cache.ADS, Peer: "pid 1", Node: "n1", Agent: "envoy 1.40.0", Envoy: true, Since: time.Now(),
 				Types: []cache.TypeStatus{
 					{Kind: cache.WildcardCluster, Wildcard: true, Sent: 2, Pending: 3, Unacknowledged: time.Now()},
 					{Kind: cache.Secret, Named: 2, Sent: 1, Acknowledged: 1},

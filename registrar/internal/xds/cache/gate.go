@@ -51,7 +51,7 @@ func (g *gate) closed(v *view, want string) bool {
 	removal := want == versionGone
 	switch g.sub.kind {
 	case Endpoints:
-		return g.sub.st.clusterBusyLocked(v.e.key.Name)
+		return g.sub.st.clusterBusyLocked(v.e.key.Name) || g.sub.st.clusterUnsentLocked(v)
 	case WildcardCluster:
 		// What names the cluster goes first; additions wait for nothing.
 		if !removal {
@@ -72,7 +72,9 @@ func (g *gate) closed(v *view, want string) bool {
 	case Route:
 		g.look()
 		return v.e.seq >= min(g.clusters, g.listeners)
-	case Secret, OnDemandCluster, numKinds:
+	case OnDemandCluster:
+		return g.sub.st.removingLocked(v.e.key.Name)
+	case Secret, numKinds:
 	}
 	return false
 }
@@ -147,4 +149,68 @@ func (st *Stream) clusterBusyLocked(name string) bool {
 		}
 	}
 	return false
+}
+
+// clusterUnsentLocked reports whether the cluster of a load assignment is still to be
+// sent to this Envoy in its current version: what the assignment means may be another
+// port or service than what the cluster means that Envoy has. One that every Envoy
+// holds need not be acknowledged: Envoy does that only when the assignment came.
+func (st *Stream) clusterUnsentLocked(v *view) bool {
+	clusters := st.subs[WildcardCluster]
+	if clusters != nil {
+		if c := clusters.views[v.e.key.Name]; c != nil {
+			return c.dirty || c.suspect
+		}
+	}
+	if !v.sub.resumed || !st.envoyLocked() {
+		return false
+	}
+	// It came back with clusters, and will ask for them on either stream.
+	if clusters == nil {
+		return true
+	}
+	for _, od := range st.partnersLocked() {
+		if od.subs[OnDemandCluster] != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// removingLocked reports whether this Envoy has yet to acknowledge that a name is no
+// cluster that every Envoy holds. Envoy has one cluster of a name, whoever gave it: what
+// is given on demand before that would go with it.
+func (st *Stream) removingLocked(name string) bool {
+	for _, ads := range st.partnersLocked() {
+		if sub := ads.subs[WildcardCluster]; sub != nil {
+			if v := sub.views[name]; v != nil && v.flying && v.sent == versionGone {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// keepOnDemandLocked reports whether this Envoy has a cluster of the name on demand, too,
+// so that its removal from those that every Envoy holds must not be sent: it would take
+// the one cluster that there is, and nobody would ask for it again (dataplane decision 5).
+// What Envoy has is made that of the on-demand stream.
+func (st *Stream) keepOnDemandLocked(v *view) bool {
+	keep := false
+	for _, od := range st.partnersLocked() {
+		sub := od.subs[OnDemandCluster]
+		if sub == nil {
+			continue
+		}
+		c := sub.views[v.e.key.Name]
+		if c == nil || !c.named || c.e.wire == nil {
+			continue
+		}
+		keep = true
+		if v.sent != c.e.want() {
+			c.force()
+			c.markDirty()
+		}
+	}
+	return keep
 }

@@ -29,8 +29,13 @@ type mesh struct {
 // bubble runs test with a released cache in a testing/synctest bubble.
 func bubble(t *testing.T, test func(*mesh)) {
 	t.Helper()
+	bubbleOf(t, cache.Config{}, test)
+}
+
+func bubbleOf(t *testing.T, cfg cache.Config, test func(*mesh)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		m := &mesh{T: t, Cache: cache.New(cache.Config{})}
+		m := &mesh{T: t, Cache: cache.New(cfg)}
 		m.Release()
 		test(m)
 	})

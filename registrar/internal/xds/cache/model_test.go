@@ -44,6 +44,8 @@ type proxy struct {
 	opened           [2]int
 	unacknowledged   [2]map[string]int
 	clusterHeldSince map[string]time.Time
+	// demanded are names that it has or had on demand; an Envoy never gives one up.
+	demanded map[string]bool
 }
 
 const modelNames = "abcde"
@@ -169,7 +171,11 @@ func (m *model) step() {
 		m.write()
 	case 6, 7, 8, 9:
 		kind := m.kind()
-		m.must(p.streams[serviceOf(kind)].Subscribe(kind.TypeURL(), m.name(), m.name()))
+		names := []string{m.name(), m.name()}
+		if kind == cache.OnDemandCluster {
+			p.demanded[names[0]], p.demanded[names[1]] = true, true
+		}
+		m.must(p.streams[serviceOf(kind)].Subscribe(kind.TypeURL(), names...))
 	case 10, 11:
 		kind := m.kind()
 		if !p.asked(kind) {
@@ -370,6 +376,8 @@ func (m *model) verifyKind(p *proxy, kind cache.Kind) {
 			delete(got, name) // it keeps what it had, whatever that was
 		case exists:
 			want[name] = content
+		case kind == cache.WildcardCluster && p.demanded[name]:
+			delete(got, name) // its removal would take what is given on demand
 		case kind == cache.Endpoints:
 			want[name] = "(type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment)"
 		}
@@ -391,7 +399,7 @@ func FuzzModel(f *testing.F) {
 		bubble(t, func(mesh *mesh) {
 			m := &model{mesh: mesh, rand: rand.New(rand.NewPCG(seed, 0)), want: make(map[cache.Key]string)}
 			for i := range 3 {
-				p := &proxy{name: fmt.Sprint("envoy", i), assigned: make(map[string]int), clusterHeldSince: make(map[string]time.Time)}
+				p := &proxy{name: fmt.Sprint("envoy", i), assigned: make(map[string]int), clusterHeldSince: make(map[string]time.Time), demanded: make(map[string]bool)}
 				p.pushed = [2]map[string]int{{}, {}}
 				m.envoys = append(m.envoys, p)
 				m.connect(p, cache.ADS, false)

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"github.com/google/go-cmp/cmp"
 
@@ -50,11 +51,15 @@ func TestResume(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			bubble(t, func(m *mesh) {
 				m.set(test.kind, "same", "1", "changed", "2", "new", "1")
-				c, _ := m.open(options{service: serviceOf(test.kind)})
+				c, _ := m.open(options{node: "n1", service: serviceOf(test.kind)})
 				m.must(c.Resume(test.kind.TypeURL(), m.had(test.subscribed, "same", "1", "changed", "1", "gone", "1")))
 				m.remove(key(test.kind, "gone")) // the consumer's answer to the demand
 				if test.kind == cache.WildcardCluster {
 					m.must(c.Subscribe(resource.ListenerType)) // what removals wait for
+				}
+				if test.kind == cache.Endpoints { // what assignments wait for
+					m.must(c.Subscribe(resource.ClusterType))
+					m.must(m.onDemand().Resume(resource.ClusterType, m.had(nil)))
 				}
 				state := c.State(test.kind.TypeURL())
 				if diff := cmp.Diff(test.received, state.Received); diff != "" {
@@ -115,14 +120,15 @@ func TestHold(t *testing.T) {
 func TestResumeWaitsForConsumer(t *testing.T) {
 	bubble(t, func(m *mesh) {
 		ads, od := m.ads(), m.onDemand()
+		m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"})))
 		m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
 		m.must(ads.Resume(resource.EndpointType, m.had([]string{"a"}, "a", "1")))
 		m.demanded("+endpoints/a", "+on-demand-cluster/a")
 		m.setService("a", "1", "1")
 		m.got(od, 0)
-		m.got(ads, 0)
+		n := m.got(ads, 0, "cluster")
 		m.setService("a", "1", "2")
-		m.got(ads, 0, "endpoints +a")
+		m.got(ads, n, "endpoints +a")
 	})
 }
 
@@ -145,6 +151,7 @@ func TestAssignmentFollowsAfterReconnect(t *testing.T) {
 					clusters := main
 					if !wildcard {
 						clusters = m.onDemand()
+						m.must(main.Subscribe(resource.ClusterType))
 					}
 					for _, step := range order {
 						if step == cds {
@@ -209,4 +216,78 @@ func TestVersionIsStable(t *testing.T) {
 	if text(t, "a", "x").Version == text(t, "a", "y").Version {
 		t.Error("other content has the same version")
 	}
+}
+
+// A name that an Envoy has from both sources, and that the next registrar gives on
+// demand alone, is not taken from it: Envoy has one cluster of a name, whoever gave it,
+// and would not ask for it again (dataplane decision 5). Whichever stream comes first.
+func TestResumeKeepsWhatIsOnDemand(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprintf("on-demand stream late %v", late), func(t *testing.T) {
+			bubble(t, func(m *mesh) {
+				m.setService("a", "1", "1")
+				ads := m.ads()
+				var od *xdstest.Client
+				resume := func() {
+					od = m.onDemand()
+					m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
+				}
+				if !late {
+					resume()
+				}
+				m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"}, "a", "1", "gone", "1")))
+				m.must(ads.Resume(resource.ListenerType, m.had([]string{"*"})))
+				synctest.Wait()
+				if !late {
+					m.got(ads, 0, "cluster", "cluster -gone", "listener")
+					m.got(od, 0)
+					return
+				}
+				m.got(ads, 0, "cluster", "cluster -a -gone", "listener")
+				resume()
+				synctest.Wait()
+				m.got(od, 0, "cluster +a")
+			})
+		})
+	}
+}
+
+// A load assignment that came to mean another port or service does not reach an Envoy
+// before its cluster does: neither while the response before that is unacknowledged, nor
+// when the Envoy came back with the old cluster and has not asked for it yet (I1).
+func TestAssignmentWaitsForUnsentCluster(t *testing.T) {
+	t.Run("of every Envoy", func(t *testing.T) {
+		bubble(t, func(m *mesh) {
+			ads := m.ads()
+			m.must(ads.Subscribe(resource.ClusterType))
+			m.set(cache.WildcardCluster, "a", "1")
+			m.must(ads.Subscribe(resource.EndpointType, "a"))
+			m.set(cache.Endpoints, "a", "1")
+			synctest.Wait()
+			ads.SetJudge(func(*discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict { return xdstest.Withhold() })
+			m.set(cache.WildcardCluster, "b", "1")
+			n := len(ads.Order())
+			m.set(cache.WildcardCluster, "a", "2")
+			m.set(cache.Endpoints, "a", "2")
+			m.got(ads, n)
+			m.must(ads.Release(resource.ClusterType))
+			synctest.Wait()
+			m.got(ads, n, "cluster +a", "endpoints +a")
+		})
+	})
+	t.Run("of a late stream", func(t *testing.T) {
+		bubble(t, func(m *mesh) {
+			m.setService("a", "2", "2")
+			ads := m.ads()
+			m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"})))
+			m.must(ads.Resume(resource.EndpointType, m.had([]string{"a"}, "a", "1")))
+			synctest.Wait()
+			n := m.got(ads, 0, "cluster")
+			od := m.onDemand()
+			m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
+			synctest.Wait()
+			m.got(od, 0, "cluster +a")
+			m.got(ads, n, "endpoints +a")
+		})
+	})
 }

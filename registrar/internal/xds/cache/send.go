@@ -127,6 +127,8 @@ func (s *subscription) decide(v *view, g *gate) decision {
 		return settle
 	case want == versionGone && v.sent == versionUnknown:
 		return settle
+	case want == versionGone && s.kind == WildcardCluster && s.st.keepOnDemandLocked(v):
+		return settle
 	}
 	if g.holds(v, want) {
 		return hold
@@ -165,6 +167,9 @@ func (s *subscription) respondLocked(list []*view) {
 		want := v.e.want()
 		if want == versionGone {
 			resp.RemovedResources = append(resp.RemovedResources, v.e.key.Name)
+			if v.inherited {
+				s.removed[v.e.key.Name] = struct{}{}
+			}
 		} else {
 			resp.Resources = append(resp.Resources, v.e.wire)
 			f.sinceSet = min(f.sinceSet, v.e.seq)

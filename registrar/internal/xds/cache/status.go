@@ -49,7 +49,9 @@ type StreamStatus struct {
 	Peer string
 	// Node and Agent are the client's ID and version in its own words.
 	Node, Agent string
-	Since       time.Time
+	// Envoy: it said that it is an Envoy of this node.
+	Envoy bool
+	Since time.Time
 	// Types that the stream subscribes to, in order of their kind.
 	Types []TypeStatus
 }
@@ -98,7 +100,7 @@ func (c *Cache) Status() Status {
 func (st *Stream) statusLocked() StreamStatus {
 	out := StreamStatus{
 		ID: st.id, Service: st.service, Peer: st.peer, Since: st.since,
-		Node: st.node.GetId(), Agent: agent(st.node),
+		Node: st.node.GetId(), Agent: agent(st.node), Envoy: st.node != nil && st.envoyLocked(),
 	}
 	for _, sub := range st.subs {
 		if sub == nil {
@@ -162,6 +164,9 @@ type Metrics struct {
 	Held bool
 	// Streams connected, by service.
 	Streams map[Service]int
+	// Envoys are the ADS streams of clients that said that they are Envoys of this
+	// node.
+	Envoys int
 	// Counters and Gauges by kind.
 	Counters map[Kind]Counters
 	Gauges   map[Kind]Gauges
@@ -179,6 +184,11 @@ func (c *Cache) Metrics() Metrics {
 	}
 	for service := range numServices {
 		m.Streams[service] = len(c.streams[service])
+	}
+	for st := range c.streams[ADS] {
+		if st.node != nil && st.envoyLocked() {
+			m.Envoys++
+		}
 	}
 	for kind := range numKinds {
 		m.Counters[kind] = c.counters[kind]

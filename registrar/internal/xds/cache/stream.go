@@ -133,9 +133,9 @@ func (st *Stream) CreateDeltaWatch(
 	sub.watch++
 	watch := sub.watch
 	st.touch()
-	if st.service == OnDemand {
+	if kind == OnDemandCluster || kind == WildcardCluster {
 		for _, partner := range st.partnersLocked() {
-			partner.touch() // an acknowledgement opens gates of load assignments
+			partner.touch() // an acknowledgement opens gates of load assignments, or of what is given on demand
 		}
 	}
 	return func() { sub.cancel(watch) }, nil
@@ -210,9 +210,20 @@ func (st *Stream) subscriptionLocked(kind Kind) *subscription {
 }
 
 func (st *Stream) identifyLocked(node *corev3.Node) {
-	if st.node == nil {
-		st.node = node // not nil: the delta server sees to it
-		st.cache.pairing++
+	if st.node != nil {
+		return
+	}
+	st.node = node // not nil: the delta server sees to it
+	c := st.cache
+	c.pairing++
+	c.waits.recheckAll() // some waited to hear whether it is an Envoy
+	c.demand.signal()
+	if node.GetUserAgentName() == envoyAgent && !st.envoyLocked() {
+		got := node.GetId()
+		c.logs.add(func() {
+			c.log.Warn("an Envoy of another node is served, but not waited for: give it the bootstrap that this node's registrar prints",
+				"node", got, "want", c.nodeID, "stream", st.id)
+		})
 	}
 }
 
@@ -226,10 +237,13 @@ func (st *Stream) silentLocked() bool {
 	return !st.answered && st.cache.clock.Now().Sub(st.since) > silentAfter
 }
 
-// envoyLocked reports whether the client is an Envoy, or has not said yet. Others,
-// such as tools that watch, are not expected to hold what every Envoy does.
+// envoyLocked reports whether the client is an Envoy of this node, or has not said
+// yet. Others, such as tools that watch, are served, and nobody waits for them.
 func (st *Stream) envoyLocked() bool {
-	return st.node == nil || st.node.GetUserAgentName() == envoyAgent
+	if st.node == nil {
+		return true
+	}
+	return st.node.GetUserAgentName() == envoyAgent && (st.cache.nodeID == "" || st.node.GetId() == st.cache.nodeID)
 }
 
 // partnersLocked returns the streams of the other service that belong to the

@@ -46,6 +46,9 @@ type subscription struct {
 	request *discoveryv3.DeltaDiscoveryRequest
 
 	rejections map[string]*Rejection
+	// removed are the names that the client had of an earlier stream and that this one
+	// took away. It may say on its other stream that it has them still.
+	removed map[string]struct{}
 }
 
 // view is what one stream knows of one entry.
@@ -87,6 +90,7 @@ func newSubscription(st *Stream, kind Kind) *subscription {
 		views:      make(map[string]*view),
 		request:    &discoveryv3.DeltaDiscoveryRequest{TypeUrl: kind.TypeURL()},
 		rejections: make(map[string]*Rejection),
+		removed:    make(map[string]struct{}),
 	}
 }
 
@@ -106,6 +110,7 @@ func (s *subscription) changeLocked(req *discoveryv3.DeltaDiscoveryRequest, wild
 	if !s.started {
 		s.started = true
 		known = req.GetInitialResourceVersions()
+		s.resumed = len(known) > 0
 	}
 	was := s.wildcard
 	s.wildcard = wildcard
@@ -138,7 +143,6 @@ func (s *subscription) joinLocked(known map[string]string) {
 	}
 	c := s.st.cache
 	c.wildcards[s.kind][s] = struct{}{}
-	s.resumed = len(known) > 0
 	for name, version := range known {
 		e := c.entryLocked(Key{Kind: s.kind, Name: name})
 		v := s.viewLocked(e)
@@ -180,7 +184,8 @@ func (s *subscription) subscribeLocked(name string, known map[string]string) {
 	if has {
 		v.sent, v.acked = version, version
 	}
-	if !has || (s.kind == Endpoints && s.clusterPushedLocked(name)) {
+	switch {
+	case !has, s.kind == Endpoints && s.clusterPushedLocked(name), s.kind == OnDemandCluster && s.st.removedLocked(name):
 		v.force()
 	}
 	v.markDirty()
@@ -189,6 +194,20 @@ func (s *subscription) subscribeLocked(name string, known map[string]string) {
 		c.demand.want(e.key)
 	}
 	c.waits.recheck(e.key)
+}
+
+// removedLocked reports whether this Envoy was told that a name, which it had of an
+// earlier stream, is no cluster that every Envoy holds: then it lost what it had on
+// demand.
+func (st *Stream) removedLocked(name string) bool {
+	for _, ads := range st.partnersLocked() {
+		if sub := ads.subs[WildcardCluster]; sub != nil {
+			if _, ok := sub.removed[name]; ok {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // clusterPushedLocked reports whether the cluster of a load assignment was sent
