@@ -84,7 +84,7 @@ func TestAddressing(t *testing.T) {
 	c.dumpOnFailure(t)
 	c.apply(t, flat, paymentsApp)
 	servers, callers := c.awaitPods(t, flat, "app=payments", 2), c.awaitPods(t, flat, "app=client", nodes)
-	c.awaitServing(t, flat, "payments", servers)
+	c.awaitServing(t, flat, "payments", len(servers))
 
 	const caller = "URI=spiffe://aether.internal/ns/default/sa/shop"
 	for i := 1; i <= nodes; i++ {
@@ -175,26 +175,9 @@ func keys(counts map[string]int) []string {
 	return all
 }
 
-// awaitServing waits until every node's registrar has exactly these pods of a service
+// awaitServing waits until every node's registrar has exactly so many pods of a service
 // as healthy on all of its ports.
-func (c *cluster) awaitServing(t *testing.T, namespace, service string, pods []corev1.Pod) {
+func (c *cluster) awaitServing(t *testing.T, namespace, service string, pods int) {
 	t.Helper()
-	eventually(t, patience, func() string {
-		for i := 1; i <= nodes; i++ {
-			s, err := c.registrarStatus(t.Context(), i)
-			if err != nil {
-				return err.Error()
-			}
-			ports := s.ports(namespace + "/" + service)
-			if len(ports) == 0 {
-				return fmt.Sprintf("node%d does not know %s", i, service)
-			}
-			for _, p := range ports {
-				if p.Healthy != len(pods) || p.Advertised != len(pods) {
-					return fmt.Sprintf("node%d has %+v of %s, want %d pods", i, p, service, len(pods))
-				}
-			}
-		}
-		return ""
-	})
+	eventually(t, patience, func() string { return c.unhealthyAnywhere(t.Context(), namespace+"/"+service, pods) })
 }

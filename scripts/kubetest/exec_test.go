@@ -24,6 +24,21 @@ func (c *cluster) kubectlCommand(ctx context.Context, args ...string) *exec.Cmd 
 	}, args...)...)
 }
 
+// nodeCommand is a command in a node.
+func (c *cluster) nodeCommand(ctx context.Context, node string, args ...string) *exec.Cmd {
+	return c.lab.command(ctx, append([]string{c.lab.script(), "node", strings.TrimPrefix(node, "node")}, args...)...)
+}
+
+// inNode runs a command in a node and returns its output.
+func (c *cluster) inNode(t *testing.T, node string, args ...string) string {
+	t.Helper()
+	out, err := c.nodeCommand(t.Context(), node, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %s: %v: %s", node, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
 // inPod is a podserver command in a pod.
 func (c *cluster) inPod(ctx context.Context, pod *corev1.Pod, args ...string) *exec.Cmd {
 	return c.kubectlCommand(ctx, append([]string{

@@ -68,22 +68,7 @@ func TestReadiness(t *testing.T) {
 	c.apply(t, namespace, readinessApp)
 	callers := c.awaitPods(t, namespace, "app=client", nodes)
 	urls := []string{"http://payments.readiness.aether.internal/", "http://payments.readiness.aether.internal:9090/"}
-	eventually(t, patience, func() string {
-		s, err := c.registrarStatus(t.Context(), 1)
-		if err != nil {
-			return err.Error()
-		}
-		for _, p := range s.ports(namespace + "/payments") {
-			if p.Healthy == 1 {
-				continue
-			}
-			return fmt.Sprintf("port %d has %d healthy pods", p.Port, p.Healthy)
-		}
-		if len(s.ports(namespace+"/payments")) != 2 {
-			return "payments is not known"
-		}
-		return ""
-	})
+	c.awaitServing(t, namespace, "payments", 1)
 	var loads []*load
 	for i := range callers {
 		// Both nodes have the clusters before a set can change.

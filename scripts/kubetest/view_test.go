@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 const (
@@ -99,6 +102,35 @@ func (s status) ports(service string) []statusPort {
 	return nil
 }
 
+// unhealthy says that a service (namespace/name) has not exactly so many healthy pods
+// on each of its ports; "" when it has.
+func (s status) unhealthy(service string, pods int) string {
+	ports := s.ports(service)
+	if len(ports) == 0 {
+		return service + " is not known"
+	}
+	for _, p := range ports {
+		if p.Healthy != pods || p.Advertised != pods {
+			return fmt.Sprintf("%s has %+v, want %d healthy pods", service, p, pods)
+		}
+	}
+	return ""
+}
+
+// unhealthyAnywhere is unhealthy for the registrars of all nodes.
+func (c *cluster) unhealthyAnywhere(ctx context.Context, service string, pods int) string {
+	for i := 1; i <= nodes; i++ {
+		s, err := c.registrarStatus(ctx, i)
+		if err != nil {
+			return err.Error()
+		}
+		if text := s.unhealthy(service, pods); text != "" {
+			return fmt.Sprintf("node%d: %s", i, text)
+		}
+	}
+	return ""
+}
+
 // envoyClusters are the clusters that a node's Envoy has, each with the addresses of
 // its endpoints, sorted. One that is not healthy by EDS has the reason behind it.
 func (c *cluster) envoyClusters(ctx context.Context, node int) (map[string][]string, error) {
@@ -138,4 +170,84 @@ func (c *cluster) envoyClusters(ctx context.Context, node int) (map[string][]str
 		clusters[cluster.Name] = addresses
 	}
 	return clusters, nil
+}
+
+// unequal says where a view of a service differs from its pods, which are at rest: the
+// ServiceEndpoints, each node's registrar, each node's Envoy. It returns "" when all
+// views are equal. The service serves 8080 and 9090, and both Envoys know it.
+func (c *cluster) unequal(ctx context.Context, namespace, service string, pods []corev1.Pod) string {
+	want, addresses := make([]string, 0, len(pods)), make([]string, 0, len(pods))
+	for i := range pods {
+		want = append(want, fmt.Sprint(pods[i].Name, " ", pods[i].UID, " ", pods[i].Status.PodIP, " Healthy []"))
+		addresses = append(addresses, pods[i].Status.PodIP)
+	}
+	slices.Sort(want)
+	slices.Sort(addresses)
+	objects, err := c.endpoints(ctx, namespace)
+	if err != nil {
+		return err.Error()
+	}
+	var got []string
+	for _, object := range objects {
+		if spec := object.Spec; spec.Service == service {
+			got = append(got, fmt.Sprint(spec.PodName, " ", spec.PodUID, " ", spec.IP, " ", spec.Health, " ", slices.Collect(maps.Keys(spec.PortHealth))))
+		}
+	}
+	if slices.Sort(got); !slices.Equal(got, want) {
+		return fmt.Sprintf("the API server has %d endpoints, want %d:\n%v\n%v", len(got), len(want), got, want)
+	}
+	for node := 1; node <= nodes; node++ {
+		s, err := c.registrarStatus(ctx, node)
+		if err != nil {
+			return err.Error()
+		}
+		ports := s.ports(namespace + "/" + service)
+		if len(pods) > 0 && len(ports) != 2 {
+			return fmt.Sprintf("node%d's registrar has ports %+v, want 8080 and 9090", node, ports)
+		}
+		for _, p := range ports {
+			if p.Advertised != len(pods) || p.Healthy != len(pods) || p.Draining != 0 {
+				return fmt.Sprintf("node%d's registrar has %+v, want %d healthy pods", node, p, len(pods))
+			}
+		}
+		clusters, err := c.envoyClusters(ctx, node)
+		if err != nil {
+			return err.Error()
+		}
+		name := service + "." + namespace + ".aether.internal"
+		for _, cluster := range []string{name, name + ":9090"} {
+			// Without a pod the cluster may be gone as well.
+			if got, known := clusters[cluster]; !slices.Equal(got, addresses) || !known && len(pods) > 0 {
+				return fmt.Sprintf("node%d's Envoy has %v in %s, want %v", node, got, cluster, addresses)
+			}
+		}
+	}
+	return ""
+}
+
+// ghosts names the attachments of a namespace that belong to none of pods, and the
+// pods that have none.
+func (c *cluster) ghosts(ctx context.Context, namespace string, pods []corev1.Pod) string {
+	for node := 1; node <= nodes; node++ {
+		s, err := c.registrarStatus(ctx, node)
+		if err != nil {
+			return err.Error()
+		}
+		var want, got []string
+		for i := range pods {
+			if pods[i].Spec.NodeName == fmt.Sprintf("node%d", node) {
+				want = append(want, pods[i].Name)
+			}
+		}
+		for _, attachment := range s.Attachments {
+			if attachment.Namespace == namespace {
+				got = append(got, attachment.Pod)
+			}
+		}
+		slices.Sort(want)
+		if slices.Sort(got); !slices.Equal(got, want) {
+			return fmt.Sprintf("node%d has the attachments %v, want %v", node, got, want)
+		}
+	}
+	return ""
 }
