@@ -61,7 +61,10 @@ func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, de
 		return err
 	}
 	m.count.proof.Observe(m.cfg.Now().Sub(begin).Seconds())
-	m.finish(ctx, d.Pod)
+	if err := m.finish(ctx, d.Pod); err != nil {
+		m.undo(ctx, d.Pod)
+		return err
+	}
 	return nil
 }
 
@@ -81,7 +84,11 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	pod := d.Pod
 	m.mu.Lock()
 	old, again := m.pods[pod.Key]
-	now := &attachment{told: true}
+	if again && old.leaving {
+		m.mu.Unlock()
+		return evicted(pod)
+	}
+	now := &attachment{}
 	if again {
 		pod.Since = old.pod.Since
 		d.Pod = pod
@@ -98,21 +105,34 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 		m.cfg.Readiness.Forget(pod.Key)
 	}
 	err := m.cfg.Identities.Ensure(ctx, pod.Identity)
+	told := pod
 	switch {
-	case err != nil && again:
-		m.mu.Lock()
-		now.told = counted
-		m.mu.Unlock()
-		m.undo(ctx, old.pod)
-	case err != nil:
-		m.drop(pod.Key)
+	case err == nil:
+		m.tell(pod)
+		if counted {
+			m.cfg.Identities.Release(old.pod.Identity)
+		}
 	case counted:
-		m.cfg.Identities.Release(old.pod.Identity)
+		told = old.pod
+	}
+	// Who evicts the attachment meanwhile does not wait for its lock, and found nothing
+	// told: then this takes back what it told.
+	if !m.markTold(now, err == nil || counted) {
+		if err == nil || counted {
+			m.untell(told)
+		}
+		return evicted(pod)
+	}
+	switch {
+	case err == nil:
+	case again:
+		m.undo(ctx, old.pod)
+	default:
+		m.drop(pod.Key)
 	}
 	if err != nil {
 		return &Error{Kind: NotReady, Err: fmt.Errorf("no certificate for %s: %w", pod.Identity.SPIFFE(), err)}
 	}
-	m.tell(pod)
 	if again && len(pod.Ports) == 0 {
 		m.withdraw(ctx, old.pod) // it served and is a client now
 	}
@@ -126,6 +146,31 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 func (m *Manager) tell(pod model.Pod) {
 	m.cfg.Mesh.AddPod(pod)
 	m.cfg.Names.SetPod(pod)
+}
+
+// untell is the reverse of tell, of the identity and of what reads the listen table.
+func (m *Manager) untell(pod model.Pod) {
+	m.cfg.Readiness.Forget(pod.Key)
+	m.cfg.Names.RemovePod(pod.Key)
+	m.cfg.Mesh.RemovePod(pod.Key)
+	m.cfg.Identities.Release(pod.Identity)
+}
+
+// markTold notes whether everybody was told of a. It reports false, and notes
+// nothing, if a was removed meanwhile.
+func (m *Manager) markTold(a *attachment, told bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a.leaving || m.pods[a.pod.Key] != a {
+		return false
+	}
+	a.told = told
+	return true
+}
+
+// evicted is the error of an ADD whose attachment was removed while it was at work.
+func evicted(pod model.Pod) error {
+	return &Error{Kind: NotReady, Err: fmt.Errorf("attachment %s was removed meanwhile, as a DEL of it was spooled or its address was given to a later one: delete this one", pod.Key)}
 }
 
 // prove waits for everything that contract 4.2 asks of a pod before it may
@@ -194,17 +239,24 @@ func (s PortState) missing(pod model.Pod) string {
 	return strings.Join(out, ", ")
 }
 
-// finish marks the pod proven and publishes what it serves by now.
-func (m *Manager) finish(ctx context.Context, pod model.Pod) {
+// finish marks the pod proven and publishes what it serves by now. It fails if the
+// attachment was removed meanwhile.
+func (m *Manager) finish(ctx context.Context, pod model.Pod) error {
 	m.mu.Lock()
 	a, ok := m.pods[pod.Key]
+	ok = ok && !a.leaving
 	if ok {
 		a.proven = true
 	}
 	m.mu.Unlock()
+	if !ok {
+		m.cfg.Readiness.Forget(pod.Key) // the watch may be younger than the removal
+		return evicted(pod)
+	}
 	m.publish(ctx, pod.Key)
 	m.syncTCPPorts(pod)
 	m.log.Info("attached", "attachment", pod.Key.String(), "pod", pod.Name, "service", pod.Service.String())
+	return nil
 }
 
 // undo takes back a failed ADD: the runtime's DEL has no prevResult then, and

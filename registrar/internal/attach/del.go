@@ -98,9 +98,7 @@ func (m *Manager) teardown(ctx context.Context, pod model.Pod, why string) {
 		m.withdraw(ctx, pod)
 	}
 	if told {
-		m.cfg.Names.RemovePod(pod.Key)
-		m.cfg.Mesh.RemovePod(pod.Key)
-		m.cfg.Identities.Release(pod.Identity)
+		m.untell(pod)
 	}
 	m.count.detached.Inc()
 	m.log.Info("detached", "attachment", pod.Key.String(), "pod", pod.Name, "service", pod.Service.String(), "why", why)

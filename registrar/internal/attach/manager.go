@@ -185,7 +185,8 @@ type attachment struct {
 	leaving bool
 	// misses counts the sweeps that found the netns gone.
 	misses int
-	// generation of the last published record.
+	// generation of the last published record, 1 if an earlier process published it; 0
+	// if there is none.
 	generation uint64
 	state      PortState
 	// workload is what the orchestrator said last; nil standalone, and until it
@@ -214,11 +215,20 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	for _, p := range pods {
-		// A stored pod was proven, or its ADD failed and the plugin's undo is in
-		// the spool. Its ports stay as published until the listen table says else.
-		m.pods[p.Key] = &attachment{pod: p, proven: true}
+		m.pods[p.Key] = stored(p)
 	}
 	return m, nil
+}
+
+// stored is an attachment of an earlier process. It was proven, or its ADD failed and
+// the plugin's undo is in the spool. Its ports stay as published until the listen table
+// says else; whoever takes it away before that must withdraw them.
+func stored(pod model.Pod) *attachment {
+	a := &attachment{pod: pod, proven: true}
+	if len(pod.Ports) > 0 {
+		a.generation = 1
+	}
+	return a
 }
 
 // Pods returns the attached pods in key order.

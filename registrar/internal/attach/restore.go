@@ -82,7 +82,7 @@ func (m *Manager) recover(ctx context.Context) {
 			m.log.Error("cannot store a recovered attachment; the next start recovers it again", "attachment", key.String(), "error", err)
 		}
 		m.mu.Lock()
-		m.pods[key] = &attachment{pod: d.Pod, proven: true}
+		m.pods[key] = stored(d.Pod)
 		m.mu.Unlock()
 		m.count.recovered.Inc()
 		m.log.Warn("attachment had no record and is recovered from the plugin's note", "attachment", key.String(), "pod", d.Pod.Name, "service", d.Pod.Service.String())
@@ -112,16 +112,22 @@ const firstState = 2 * time.Second
 // restorePod tells everybody of a stored pod. Its ports stay published as they
 // were until the listen table speaks (contract 4.8), and for that it waits: a pod
 // that nobody published yet must be in the registry before Envoy is answered.
+// The caller holds the key's lock, or is sure that nobody works on the key.
 func (m *Manager) restorePod(ctx context.Context, p model.Pod) error {
+	m.mu.Lock()
+	a, ok := m.pods[p.Key]
+	m.mu.Unlock()
+	if !ok {
+		return nil
+	}
 	if err := m.cfg.Identities.Ensure(ctx, p.Identity); err != nil {
 		return fmt.Errorf("no certificate for %s of attachment %s: %w", p.Identity.SPIFFE(), p.Key, err)
 	}
-	m.mu.Lock()
-	if a, ok := m.pods[p.Key]; ok {
-		a.told = true
-	}
-	m.mu.Unlock()
 	m.tell(p)
+	if !m.markTold(a, true) {
+		m.untell(p)
+		return nil
+	}
 	seen := make(chan struct{})
 	var once sync.Once
 	err := m.cfg.Readiness.Watch(p, func(s PortState) {
@@ -202,14 +208,8 @@ func (m *Manager) replayDeleted(ctx context.Context) {
 func (m *Manager) Replay(ctx context.Context) {
 	m.replayDeleted(ctx)
 	for _, p := range m.Pods() {
-		m.mu.Lock()
-		a, ok := m.pods[p.Key]
-		late := ok && a.proven && !a.told && !a.leaving
-		m.mu.Unlock()
-		if late && !m.cfg.Capture.Gone(p) {
-			if err := m.restorePod(ctx, p); err != nil {
-				m.log.Warn("stored attachment is still not served", "attachment", p.Key.String(), "error", err)
-			}
+		if m.isLate(p.Key) {
+			m.restoreLate(ctx, p.Key)
 		}
 	}
 	for _, e := range m.scan(m.cfg.SpoolDir) {
@@ -228,6 +228,31 @@ func (m *Manager) Replay(ctx context.Context) {
 			m.adopt(ctx, e.Note.GetAttached())
 			m.abandon(ctx, e.Note.GetAttached())
 		}
+	}
+}
+
+// isLate reports whether an attachment is stored and nobody was told of it.
+func (m *Manager) isLate(key model.AttachmentKey) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[key]
+	return ok && a.proven && !a.told && !a.leaving
+}
+
+// restoreLate is restorePod for what could not be told at the start: its netns was not
+// there, or it had no certificate. An ADD or a DEL of it may be at work.
+func (m *Manager) restoreLate(ctx context.Context, key model.AttachmentKey) {
+	unlock, err := m.keys.lock(ctx, key)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	p, gone := m.Check(key)
+	if gone != nil || !m.isLate(key) || m.cfg.Capture.Gone(p) {
+		return
+	}
+	if err := m.restorePod(ctx, p); err != nil {
+		m.log.Warn("stored attachment is still not served", "attachment", key.String(), "error", err)
 	}
 }
 
