@@ -222,7 +222,7 @@ func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) 
 }
 
 func (d *daemon) makeIdentities() error {
-	dir := filepath.Join(d.cfg.StateDir, "ca")
+	dir := filepath.Join(d.cfg.StateDir, caFolder)
 	log := d.component("identity")
 	// The store makes the folder, which the signer may need.
 	store, err := identity.OpenFileStore(filepath.Join(dir, "svids"), time.Now, log)
@@ -368,7 +368,7 @@ func (d *daemon) servePods(ctx context.Context) error {
 	})
 	err = g.Wait()
 	if d.installer != nil && d.installer.State().Removed {
-		err = errors.Join(err, d.pods.Dismantle())
+		err = errors.Join(err, d.dismantle())
 	}
 	return err
 }
