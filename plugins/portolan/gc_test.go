@@ -187,6 +187,10 @@ func TestStatus(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNodeWithout(t)
 			tc.prepare(n)
+			if stdout, code := n.run(anywhere("STATUS"), n.stdin(nil)); code != 0 || stdout != "" {
+				t.Errorf("without reportStatus (CNI-D12): exit code %d, standard output %q", code, stdout)
+			}
+			n.conf["reportStatus"] = true
 			start := time.Now()
 			stdout, code := n.run(anywhere("STATUS"), n.stdin(nil))
 			if took := time.Since(start); took > 2*time.Second {
@@ -215,7 +219,7 @@ func TestStatusPermission(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(n.path, "portolan"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	cmd.Env = []string{"CNI_COMMAND=STATUS", "CNI_PATH=/opt/cni/bin"}
-	cmd.Stdin = strings.NewReader(n.stdin(nil))
+	cmd.Stdin = strings.NewReader(n.stdin(map[string]any{"reportStatus": true}))
 	stdout, err := cmd.Output()
 	if _, ok := errors.AsType[*exec.ExitError](err); !ok {
 		t.Fatalf("%v: %s", err, stdout)

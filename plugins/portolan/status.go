@@ -16,14 +16,18 @@ import (
 // process (CNI-33).
 const maxStatus = 900 * time.Millisecond
 
-// status is STATUS: could an ADD succeed now? It takes no lock and has no side
-// effect (C21). Runtimes turn the node NotReady on an error; the registrar and
-// the data plane use the host's network, and so can start on such a node
-// (CNI-D12).
+// status is STATUS: could an ADD succeed now? One of a pod outside the mesh always
+// could, and on an error runtimes turn the whole node NotReady: no pod starts there
+// any more, those of bypassed namespaces neither, and the node is drained. So only
+// reportStatus makes it ask, where every pod is of the mesh (CNI-D12). It takes no lock
+// and has no side effect (C21).
 func (p *plugin) status(args *skel.CmdArgs) error {
 	conf, err := netconf.Parse(args.StdinData)
 	if err != nil {
 		return err
+	}
+	if !conf.ReportStatus {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(maxStatus, conf.Timeout))
 	defer cancel()

@@ -206,7 +206,7 @@ func TestDelBroken(t *testing.T) {
 // its rules are gone; STATUS says whether pods can be added, GC removes what the
 // runtime does not list (C18-C21).
 func TestCheckStatusGC(t *testing.T) {
-	n := startNode(t, node.Options{})
+	n := startNode(t, node.Options{Plugin: map[string]any{"reportStatus": true}})
 	ctx := t.Context()
 	p := addPod(t, n, multiPort("payments-1"))
 	ghost := addPod(t, n, multiPort("payments-2"))

@@ -49,6 +49,8 @@ type Config struct {
 	// BypassNamespaces are the namespaces whose pods are passed through without
 	// asking anybody (CNI-D11).
 	BypassNamespaces []string
+	// ReportStatus lets STATUS say that the registrar is away or not ready (CNI-D12).
+	ReportStatus bool
 	// SpoolDir holds notes for the registrar, NetnsDir the pins.
 	SpoolDir, NetnsDir string
 	// Annotations of the pod; AnnotationsKnown is false when the runtime passed
@@ -94,6 +96,7 @@ func Parse(stdin []byte) (Config, error) {
 	cfg.Timeout = time.Duration(seconds) * time.Second
 	decode(&p, "bypassNamespaces", `a list of namespaces, default ["kube-system","portolan-system"]`,
 		&cfg.BypassNamespaces, func([]string) bool { return true })
+	decode(&p, "reportStatus", "true or false, default false", &cfg.ReportStatus, func(bool) bool { return true })
 	p.annotations(&cfg)
 	p.attachments(&cfg)
 	if raw := p.fields["prevResult"]; !isNull(raw) {

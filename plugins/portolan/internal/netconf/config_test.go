@@ -36,7 +36,8 @@ func TestParse(t *testing.T) {
 		{"defaults", ``, func(*Config) {}},
 		{"foreign fields", `,"capabilities":{"io.kubernetes.cri.pod-annotations":true},"cni.dev/x":1,"foo":{"socket":"x"},"Socket":5`, func(*Config) {}},
 		{"null fields", `,"socket":null,"timeoutSeconds":null,"bypassNamespaces":null,"spoolDir":null,"netnsDir":null,"runtimeConfig":null,"prevResult":null`, func(*Config) {}},
-		{"all fields", `,"socket":"/s","timeoutSeconds":1,"bypassNamespaces":[],"spoolDir":"/a","netnsDir":"/b"`, func(c *Config) {
+		{"all fields", `,"socket":"/s","timeoutSeconds":1,"bypassNamespaces":[],"spoolDir":"/a","netnsDir":"/b","reportStatus":true`, func(c *Config) {
+			c.ReportStatus = true
 			c.Socket, c.Timeout, c.BypassNamespaces, c.SpoolDir, c.NetnsDir = "/s", time.Second, []string{}, "/a", "/b"
 		}},
 		{"longest", `,"timeoutSeconds":60,"socket":"/` + strings.Repeat("s", 106) + `"`, func(c *Config) {
@@ -69,6 +70,7 @@ func TestParseRefuses(t *testing.T) {
 		{"timeout large", `,"timeoutSeconds":61`, `timeoutSeconds=61 is not valid`},
 		{"timeout text", `,"timeoutSeconds":"5"`, `timeoutSeconds="5" is not valid`},
 		{"timeout fraction", `,"timeoutSeconds":1.5`, `timeoutSeconds=1.5 is not valid`},
+		{"status text", `,"reportStatus":"yes"`, `reportStatus="yes" is not valid: write true or false, default false`},
 		{"bypass text", `,"bypassNamespaces":"kube-system"`, `bypassNamespaces="kube-system" is not valid: write a list of namespaces`},
 		{"spool", `,"spoolDir":"x"`, `spoolDir="x" is not valid: write an absolute path, default /run/portolan/spool`},
 		{"netns", `,"netnsDir":["x"]`, `netnsDir=["x"] is not valid`},
