@@ -219,6 +219,7 @@ func (x *XDS) pending(s *stream, typeURL string) update {
 		switch {
 		case r != nil && (sub.sent[name] != r.version || sub.forced[name]):
 			u.add = append(u.add, &discoveryv3.Resource{Name: name, Version: r.version, Resource: r.body})
+		case r == nil && x.withheld[name]:
 		case r == nil && typeURL == TypeEndpoint && sub.sent[name] == "":
 			// A name without endpoints is answered all the same (XDS-D1).
 			empty := x.wrap(&endpointv3.ClusterLoadAssignment{ClusterName: name})

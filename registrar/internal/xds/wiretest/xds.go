@@ -50,6 +50,7 @@ type XDS struct {
 	asked    map[string]int
 	opened   int // DeltaClusters streams ever opened
 	unknown  func(name string) *clusterv3.Cluster
+	withheld map[string]bool
 	nacks    []string
 }
 
@@ -70,6 +71,7 @@ func NewXDS(tb testing.TB) *XDS {
 		onDemand: make(map[string]*resource),
 		streams:  make(map[*stream]bool),
 		asked:    make(map[string]int),
+		withheld: make(map[string]bool),
 	}
 	x.Restart()
 	tb.Cleanup(func() {
@@ -139,6 +141,12 @@ func (x *XDS) SetOnDemand(clusters ...*clusterv3.Cluster) {
 // the answer is that the name does not exist.
 func (x *XDS) Unknown(f func(name string) *clusterv3.Cluster) {
 	x.change(func() { x.unknown = f })
+}
+
+// Withhold leaves a name of the aggregated stream that was not set without any answer.
+// Without it the answer is that the name does not exist.
+func (x *XDS) Withhold(name string) {
+	x.change(func() { x.withheld[name] = true })
 }
 
 // Asked returns how often an on-demand cluster was asked for.

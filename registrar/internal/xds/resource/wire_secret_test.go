@@ -1,0 +1,71 @@
+package resource_test
+
+import (
+	"testing"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+
+	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/wiretest"
+)
+
+// upstream is a cluster that all Envoys get unasked, with this trust domain.
+func upstream(tb testing.TB, service, trustDomain string) *clusterv3.Cluster {
+	tb.Helper()
+	c, err := resource.Cluster(resource.ServiceCluster{
+		Name: service + "." + domain, SNI: resource.ServerName(8080), Protocol: port.HTTP,
+		Identities: []string{"spiffe://" + trustDomain + "/ns/default/sa/" + service}, TrustDomain: trustDomain,
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+// paymentsAndClient are a mesh with a pod that serves payments and one that calls.
+func paymentsAndClient(t *testing.T) (m *mesh, server, client *meshPod) {
+	t.Helper()
+	m = newMesh(t)
+	client = m.addPod("client", "client", "")
+	server = m.addPod("payments-1", "payments", "8080")
+	server.ServeHTTP(t, "127.0.0.1:8080", wiretest.Echo("8080"))
+	m.setService(service{name: "payments", ports: "8080"})
+	m.setEndpoints("payments."+domain, server)
+	m.xds.Sync()
+	return m, server, client
+}
+
+// A cluster whose secret never comes holds up the others for the source's time-out
+// and no longer: without one Envoy would take no cluster any more (XDS-39).
+func TestWireMissingSecret(t *testing.T) {
+	m, server, client := paymentsAndClient(t)
+	m.xds.Withhold(resource.BundleSecret("ghost.internal"))
+	m.xds.Set(upstream(t, "ghost", "ghost.internal"))
+	m.setEndpoints("ghost."+domain, server)
+	m.xds.Set(upstream(t, "payments", trustDomain))
+	m.xds.Sync()
+	if got := m.call(client.http1(t), "payments."+domain); got.status != 200 || got.seen.Server != "8080" {
+		t.Errorf("beside the cluster without a secret: got %d from %q", got.status, got.seen.Server)
+	}
+	if asked := m.xds.Asked()["payments."+domain]; asked != 0 {
+		t.Errorf("the cluster was asked for %d times: it had not come unasked", asked)
+	}
+}
+
+// A cluster that is taken away and comes again has its secrets each time (XDS-40).
+func TestWireClusterAgain(t *testing.T) {
+	m, _, client := paymentsAndClient(t)
+	for i := range 10 {
+		m.xds.Set(upstream(t, "payments", trustDomain))
+		m.xds.Sync()
+		if got := m.call(client.http1(t), "payments."+domain); got.status != 200 || got.seen.Server != "8080" {
+			t.Errorf("time %d: got %d from %q", i, got.status, got.seen.Server)
+		}
+		m.xds.Remove(wiretest.TypeCluster, "payments."+domain)
+		m.xds.Sync()
+	}
+	if asked := m.xds.Asked()["payments."+domain]; asked != 0 {
+		t.Errorf("the cluster was asked for %d times: it had not come unasked", asked)
+	}
+}
