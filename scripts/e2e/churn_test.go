@@ -99,7 +99,12 @@ func TestParallelAdds(t *testing.T) {
 		Bin: binWith(t, "registrar", "github.com/portolan-mesh/portolan/registrar", "-race"), RegistrarFlags: churnFlags(),
 		Plugin: map[string]any{"timeoutSeconds": 60}, // the race detector is slow
 	})
-	before := mustMeasure(t, n)
+	// The bridge must be there: CHECK of one that many ADDs made at once fails by its
+	// hardware address, which the kernel changes until the plugin has set it.
+	if err := cycle(t.Context(), n, 0); err != nil {
+		t.Fatal(err)
+	}
+	before := settle(t, n, idle)
 	const pods = 50
 	added := make([]*node.Pod, pods)
 	var group sync.WaitGroup
@@ -119,6 +124,9 @@ func TestParallelAdds(t *testing.T) {
 	status, err := n.RegistrarStatus(t.Context())
 	if err != nil || len(status.Attachments) != pods {
 		t.Errorf("%d attachments (%v), want %d", len(status.Attachments), err, pods)
+	}
+	if t.Failed() {
+		t.FailNow()
 	}
 	for _, p := range added {
 		if err := n.Check(t.Context(), p); err != nil {

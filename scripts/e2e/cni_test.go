@@ -68,7 +68,9 @@ func nothingIsLeft(t *testing.T, n *node.Node) {
 
 // While Envoy or the registrar is away, ADD of a pod that opted in fails within
 // 5 s with code 11 by a text that says which and the remedy, and leaves nothing;
-// once it is back the same pod is added (contract section 5).
+// once it is back the same pod is added (contract section 5, XDS-44; what Envoy has
+// goes on serving: TestRegistrarRestart, pods that did not opt in start:
+// TestUnmeshedPod).
 func TestAddWhileAway(t *testing.T) {
 	n := startNode(t, node.Options{})
 	tests := []struct {

@@ -36,16 +36,6 @@ func measure(ctx context.Context, n *node.Node) (footprint, error) {
 	return f, nil
 }
 
-// mustMeasure is measure where nothing is in the way.
-func mustMeasure(t *testing.T, n *node.Node) footprint {
-	t.Helper()
-	f, err := measure(t.Context(), n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
-
 // kernel counts descriptors and threads of the programs, processes, mounts, links
 // and nftables tables. Links are the witnesses of network namespaces, too: see
 // witness.
