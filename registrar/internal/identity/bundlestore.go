@@ -5,8 +5,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // BundleStore keeps the last bundle of a signer that is elsewhere.
@@ -47,7 +49,8 @@ func (f BundleFile) Save(b Bundle) error {
 }
 
 // ParseBundle reads the roots of a trust domain from PEM; it is the reverse of
-// Bundle.PEM. A root of another domain is an error.
+// Bundle.PEM. A root that names another domain is an error; one of an organisation's
+// own PKI, above the trust domain, names none.
 func ParseBundle(trustDomain string, data []byte) (Bundle, error) {
 	var roots []*x509.Certificate
 	for {
@@ -62,7 +65,7 @@ func ParseBundle(trustDomain string, data []byte) (Bundle, error) {
 		if err != nil {
 			return Bundle{}, fmt.Errorf("root of %s: %w", trustDomain, err)
 		}
-		if len(c.URIs) != 1 || c.URIs[0].String() != "spiffe://"+trustDomain {
+		if slices.ContainsFunc(c.URIs, func(u *url.URL) bool { return u.String() != "spiffe://"+trustDomain }) {
 			return Bundle{}, fmt.Errorf("%q is no root of trust domain %s", c.Subject, trustDomain)
 		}
 		roots = append(roots, c)

@@ -2,29 +2,32 @@ package identity
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
 const (
-	// signTimeout bounds one call of the signer for a renewal; a first certificate
+	// signTimeout bounds one call of the source for a renewal; a first certificate
 	// is bounded by the caller of Ensure.
 	signTimeout = 10 * time.Second
-	// maxSigning bounds the calls of the signer at one time.
+	// maxSigning bounds the calls of the source at one time.
 	maxSigning = 16
 )
 
 // ManagerConfig is what a Manager needs.
 type ManagerConfig struct {
-	// Signer signs.
+	// Source gives the certificates; nil when Signer is set.
+	Source Source
+	// Signer certifies keys that are made here; nil when Source is set.
 	Signer Signer
 	// Node is the name of this node, for the signer.
 	Node string
@@ -50,7 +53,10 @@ type ManagerConfig struct {
 // Manager holds one SVID for each identity in use on this node. Its methods are
 // safe for concurrent use. Nothing is delivered or renewed unless Run runs.
 type Manager struct {
-	cfg     ManagerConfig
+	cfg    ManagerConfig
+	source Source
+	// pusher is source if that renews by itself, or nil.
+	pusher  Pusher
 	out     *outbox
 	metrics metrics
 	// signing has a token for each call of the signer under way.
@@ -59,13 +65,15 @@ type Manager struct {
 	fetching chan struct{}
 	// wake tells Run that something is due earlier than it knew.
 	wake chan struct{}
+	// news: the pusher said something since Run looked; newRoots: it has other roots.
+	news, newRoots atomic.Bool
 
 	// storeMu makes "is it still in use" and the store's change one step. It is
 	// taken before mu.
 	storeMu sync.Mutex
 
 	// mu guards what follows and the entries' fields. Never held across a call of
-	// the signer, the store or a callback.
+	// the source that waits, the store or a callback.
 	mu      sync.Mutex
 	entries map[model.Identity]*entry
 	bundle  Bundle // no roots until the first fetch
@@ -79,8 +87,13 @@ type entry struct {
 	// turn holds a token while somebody gets a certificate for the entry.
 	turn chan struct{}
 
+	// pushed: the source renews and says so.
+	pushed bool
+
 	// Guarded by Manager.mu.
-	users  int
+	users int
+	// fresh: the source has something new that was not taken yet.
+	fresh  bool
 	svid   SVID // no ChainPEM until there is one
 	ticket uint64
 	// untrusted: the bundle does not trust svid any more.
@@ -94,11 +107,15 @@ type entry struct {
 func (e *entry) issued() bool { return len(e.svid.ChainPEM) > 0 }
 
 // renewAt is when to renew an issued entry: at half-life, or at once when the SVID
-// is not trusted or not valid yet (the clock was ahead when it was signed). The
+// is not trusted or not valid yet (the clock was ahead when it was signed). A source
+// that renews by itself is asked when it has something, or else at the end. The
 // caller holds Manager.mu.
 func (e *entry) renewAt(now time.Time) time.Time {
 	t := e.svid.renewAt
-	if e.untrusted || now.Before(e.svid.notBefore) {
+	if e.pushed {
+		t = e.svid.NotAfter
+	}
+	if e.fresh || e.untrusted || now.Before(e.svid.notBefore) {
 		t = now
 	}
 	// A retryAt beyond every pause was set before the clock was set back.
@@ -110,40 +127,65 @@ func (e *entry) renewAt(now time.Time) time.Time {
 
 // NewManager returns a Manager that holds nothing yet.
 func NewManager(cfg ManagerConfig) (*Manager, error) {
-	if cfg.Signer == nil || cfg.Log == nil {
-		return nil, errors.New("identity manager: Signer and Log must be set")
+	if (cfg.Signer == nil) == (cfg.Source == nil) || cfg.Log == nil {
+		return nil, errors.New("identity manager: Log and one of Signer and Source must be set")
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
 	m := &Manager{
 		cfg:      cfg,
+		source:   cfg.Source,
 		out:      newOutbox(),
 		signing:  make(chan struct{}, maxSigning),
 		fetching: make(chan struct{}, 1),
 		wake:     make(chan struct{}, 1),
 		entries:  map[model.Identity]*entry{},
 	}
+	if cfg.Signer != nil {
+		m.source = signerSource{Signer: cfg.Signer, node: cfg.Node}
+	}
+	m.pusher, _ = m.source.(Pusher)
 	if err := m.metrics.register(cfg.Metrics, m); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// Run delivers and renews until ctx ends, and then returns nil. It must be called
-// once.
+// Run delivers and renews until ctx ends, and then returns nil, or until the source
+// fails. It must be called once.
 func (m *Manager) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { m.out.run(ctx) })
-	m.renewLoop(ctx)
-	return nil
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { m.out.run(ctx); return nil })
+	g.Go(func() error { m.renewLoop(ctx); return nil })
+	if m.pusher != nil {
+		g.Go(func() error { return m.pusher.Run(ctx, m.noteChange, m.noteRoots) })
+	}
+	return g.Wait()
+}
+
+// noteChange is the pusher's word that it has something new about id.
+func (m *Manager) noteChange(id model.Identity) {
+	m.mu.Lock()
+	if e, ok := m.entries[id]; ok {
+		e.fresh, e.retryAt = true, time.Time{}
+	}
+	m.mu.Unlock()
+	m.news.Store(true)
+	m.poke()
+}
+
+// noteRoots is the pusher's word that it has other roots.
+func (m *Manager) noteRoots() {
+	m.newRoots.Store(true)
+	m.poke()
 }
 
 // Ensure returns the SVID of id, once OnUpdate was called with it, and counts one
 // more user of id: each successful Ensure needs one Release. It takes a stored
 // SVID in the first half of its life, or has a new one signed; when the signer
-// is away, a stored one that is still valid is better than none. The error
+// is away, a stored one that is still valid is better than none. A source that
+// renews by itself is not waited for when a valid one is stored. The error
 // is ErrRefused when repeating it is useless.
 func (m *Manager) Ensure(ctx context.Context, id model.Identity) (SVID, error) {
 	if _, err := spiffeID(id); err != nil {
@@ -175,6 +217,9 @@ func (m *Manager) Release(id model.Identity) {
 		return
 	}
 	delete(m.entries, id)
+	if m.pusher != nil {
+		m.pusher.Release(id)
+	}
 	if e.issued() && m.cfg.OnRelease != nil {
 		m.out.put(id, func() { m.cfg.OnRelease(id) })
 	}
@@ -194,8 +239,11 @@ func (m *Manager) use(id model.Identity) *entry {
 	defer m.mu.Unlock()
 	e, ok := m.entries[id]
 	if !ok {
-		e = &entry{id: id, turn: make(chan struct{}, 1)}
+		e = &entry{id: id, turn: make(chan struct{}, 1), pushed: m.pusher != nil}
 		m.entries[id] = e
+		if e.pushed {
+			m.pusher.Follow(id)
+		}
 	}
 	e.users++
 	return e
@@ -221,11 +269,11 @@ func (m *Manager) obtain(ctx context.Context, e *entry) (SVID, uint64, error) {
 		return SVID{}, 0, err
 	}
 	stored, ok := m.load(e, bundle)
-	if ok && m.cfg.Clock().Before(stored.renewAt) {
+	if ok && (e.pushed || m.cfg.Clock().Before(stored.renewAt)) {
 		m.metrics.reused.Inc()
 		return stored, m.install(e, stored), nil
 	}
-	s, err = m.sign(ctx, e.id)
+	s, err = m.issue(ctx, e)
 	switch {
 	case err == nil:
 		m.persist(e, s)
@@ -238,49 +286,37 @@ func (m *Manager) obtain(ctx context.Context, e *entry) (SVID, uint64, error) {
 	return SVID{}, 0, err
 }
 
-// sign makes a key and has it certified. A chain that the known bundle does not
-// trust makes it look at the signer's bundle once more.
-func (m *Manager) sign(ctx context.Context, id model.Identity) (SVID, error) {
+// issue has the source give an SVID.
+func (m *Manager) issue(ctx context.Context, e *entry) (SVID, error) {
 	select {
 	case m.signing <- struct{}{}:
 		defer func() { <-m.signing }()
 	case <-ctx.Done():
 		return SVID{}, ctx.Err()
 	}
-	s, err := m.signOnce(ctx, id)
+	m.mu.Lock()
+	e.fresh = false // what is said from here on may be newer than the answer
+	m.mu.Unlock()
+	s, err := m.issueOnce(ctx, e.id)
 	m.metrics.signed(err)
 	return s, err
 }
 
-func (m *Manager) signOnce(ctx context.Context, id model.Identity) (SVID, error) {
-	spiffe, err := spiffeID(id)
+// issueOnce asks once. A chain that the known bundle does not trust makes it look at
+// the source's bundle once more.
+func (m *Manager) issueOnce(ctx context.Context, id model.Identity) (SVID, error) {
+	got, err := m.source.Issue(ctx, id)
 	if err != nil {
 		return SVID{}, err
 	}
-	key, csr, err := newCSR(spiffe)
-	if err != nil {
-		return SVID{}, err
-	}
-	raw, err := m.cfg.Signer.Sign(ctx, SignRequest{Node: m.cfg.Node, Identity: id, CSR: csr})
-	if err != nil {
-		return SVID{}, fmt.Errorf("sign: %w", err)
-	}
-	chain := make([]*x509.Certificate, 0, len(raw))
-	for _, der := range raw {
-		c, err := x509.ParseCertificate(der)
-		if err != nil {
-			return SVID{}, fmt.Errorf("the signer's answer: %w", err)
-		}
-		chain = append(chain, c)
-	}
-	s, err := newSVID(id, chain, key, m.Bundle(), m.cfg.Clock())
+	s, err := newSVID(id, got.Chain, got.Key, m.Bundle(), m.cfg.Clock())
 	if err == nil {
 		return s, nil
 	}
 	if _, err := m.refreshBundle(ctx); err != nil {
 		return SVID{}, err
 	}
-	return newSVID(id, chain, key, m.Bundle(), m.cfg.Clock())
+	return newSVID(id, got.Chain, got.Key, m.Bundle(), m.cfg.Clock())
 }
 
 // install makes s the entry's SVID and queues its delivery.

@@ -41,8 +41,11 @@ func (m *Manager) renewLoop(ctx context.Context) {
 		case <-m.wake:
 		}
 		now := m.cfg.Clock()
+		if m.news.Swap(false) {
+			away = outage{} // the source is there
+		}
 		// Also when the clock was set back: never later than one interval.
-		if !now.Before(bundleAt) || bundleAt.Sub(now) > bundleInterval {
+		if m.newRoots.Swap(false) || !now.Before(bundleAt) || bundleAt.Sub(now) > bundleInterval {
 			bundleAt = now.Add(bundleInterval)
 			if _, err := m.refreshBundle(ctx); err != nil && ctx.Err() == nil {
 				m.cfg.Log.Warn("cannot look at the signer's roots; the known ones stay", "error", err)
@@ -175,18 +178,35 @@ func (m *Manager) renew(ctx context.Context, e *entry) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, signTimeout)
 	defer cancel()
-	s, err := m.sign(ctx, e.id)
+	s, err := m.issue(ctx, e)
 	if err != nil {
 		now := m.cfg.Clock()
 		m.mu.Lock()
 		e.failures++
-		e.retryAt = now.Add(backOff(e.failures))
+		if !e.fresh {
+			e.retryAt = now.Add(backOff(e.failures))
+		}
+		e.fresh = e.pushed // not taken yet
 		m.mu.Unlock()
 		return fmt.Errorf("renew %s: %w", e.id.SPIFFE(), err)
+	}
+	if m.holds(e, s) {
+		return nil // nothing new after all
 	}
 	m.persist(e, s)
 	m.install(e, s)
 	return nil
+}
+
+// holds reports whether s, which is sound, is what the entry has.
+func (m *Manager) holds(e *entry, s SVID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !bytes.Equal(e.svid.ChainPEM, s.ChainPEM) {
+		return false
+	}
+	e.untrusted, e.failures, e.retryAt = !m.bundle.contains(s.verifiedBy), 0, m.cfg.Clock().Add(shortestPause)
+	return true
 }
 
 // soonestExpiry is the earliest NotAfter of all SVIDs, zero when there is none.
@@ -222,7 +242,7 @@ func (m *Manager) refreshBundle(ctx context.Context) (Bundle, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, signTimeout)
 	defer cancel()
-	got, err := m.cfg.Signer.Bundle(ctx)
+	got, err := m.source.Bundle(ctx)
 	if err == nil && len(got.Roots) == 0 {
 		err = errors.New("the signer has none")
 	}
