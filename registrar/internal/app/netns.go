@@ -14,7 +14,9 @@ import (
 	"github.com/portolan-mesh/portolan/api/cni/spool"
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/plugins/capture"
+	"github.com/portolan-mesh/portolan/registrar/internal/connection"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
 )
 
 // netnsCapture implements attach.Capture over plugins/capture and the plugin's
@@ -58,6 +60,15 @@ func (c netnsCapture) Ensure(pod model.Pod, ports []netip.AddrPort) (bool, error
 
 // Remove implements attach.Capture.
 func (netnsCapture) Remove(pod model.Pod) error { return capture.Remove(pod.Netns) }
+
+// Disconnect implements attach.Capture.
+func (netnsCapture) Disconnect(pod model.Pod) error {
+	_, err := connection.Reset(pod.Netns, resource.InboundPort)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
 
 // Gone implements attach.Capture. The pin keeps a network namespace alive that
 // the runtime has let go of, so the runtime's path decides; where this process

@@ -99,6 +99,11 @@ func (m *Manager) teardown(ctx context.Context, pod model.Pod, why string) {
 	}
 	if told {
 		m.untell(pod)
+		// The pod's network goes next, and with it every word to its callers. One that
+		// was not told of the end would go on sending into connections that are dead.
+		if err := m.cfg.Capture.Disconnect(pod); err != nil {
+			m.log.Debug("callers learn by themselves that the pod is gone", "attachment", pod.Key.String(), "error", err)
+		}
 	}
 	m.count.detached.Inc()
 	m.log.Info("detached", "attachment", pod.Key.String(), "pod", pod.Name, "service", pod.Service.String(), "why", why)

@@ -93,6 +93,9 @@ type Capture interface {
 	// Remove takes the capture out of the pod; a pod without one, or without a netns,
 	// is a success.
 	Remove(pod model.Pod) error
+	// Disconnect resets the connections that others have with the pod's inbound
+	// listener; a pod without a netns has none.
+	Disconnect(pod model.Pod) error
 	// Unpin removes the plugin's pin and note.
 	Unpin(key model.AttachmentKey) error
 }

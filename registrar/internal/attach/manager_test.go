@@ -185,6 +185,12 @@ func (f fakeCapture) Gone(p model.Pod) bool {
 	defer f.w.mu.Unlock()
 	return f.w.gone[p.Key]
 }
+
+func (f fakeCapture) Disconnect(p model.Pod) error {
+	f.w.note("disconnect %s", p.Key)
+	return nil
+}
+
 func (f fakeCapture) Remove(p model.Pod) error { f.w.note("release %s", p.Key); return nil }
 
 func (f fakeCapture) Unpin(k model.AttachmentKey) error { f.w.note("unpin %s", k); return nil }
@@ -411,7 +417,7 @@ func TestDel(t *testing.T) {
 	if err := m.Del(t.Context(), key("c1")); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"withdraw c1-eth0", "await withdrawn c1-eth0", "dns remove c1-eth0", "mesh remove c1-eth0", "release payments"}
+	want := []string{"withdraw c1-eth0", "await withdrawn c1-eth0", "dns remove c1-eth0", "mesh remove c1-eth0", "release payments", "disconnect c1-eth0"}
 	if d := cmp.Diff(want, w.events()[before:]); d != "" {
 		t.Errorf("DEL (-want +got):\n%s", d)
 	}

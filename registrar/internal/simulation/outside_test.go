@@ -67,6 +67,9 @@ func (o *outside) Gone(pod model.Pod) bool { return !o.w.lives(pod.Key) }
 // Remove implements attach.Capture; nothing here is ever removed for good.
 func (*outside) Remove(model.Pod) error { return nil }
 
+// Disconnect implements attach.Capture.
+func (*outside) Disconnect(model.Pod) error { return nil }
+
 // Unpin implements attach.Capture.
 func (o *outside) Unpin(key model.AttachmentKey) error {
 	if !o.isDead() {
