@@ -160,3 +160,32 @@ func TestOnlyWhatLeftIsGone(t *testing.T) {
 	remove(e, "a")
 	check(t, "clusters of t", clusters(view(t, e, "default/t")), []string{"t 8080 http: c x"})
 }
+
+// Thousands of pods that never become ready, each of which is gone when the next
+// hundred have come, are in no load assignment; what is remembered of them is bounded
+// by those that there are, once their deletes are old (XDS-77).
+func TestNeverReady(t *testing.T) {
+	e := newEngine(t, testConfig(), pod("good", "default/s", "10.9.9.9", "8080*+"))
+	const pods, alive = 20_000, 100
+	for i := range pods {
+		now := t0.Add(time.Duration(i) * 100 * time.Millisecond)
+		p := pod(fmt.Sprint("p", i), "default/s", "10.0.0.1", "8080*-")
+		p.Addresses[0] = netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
+		if err := e.Upsert(p, now); err != nil {
+			t.Fatal(err)
+		}
+		if i >= alive {
+			e.Delete(fmt.Sprint("p", i-alive), 1, now)
+		}
+		if i%1000 == 0 {
+			check(t, "clusters of s", clusters(view(t, e, "default/s")), []string{"s 8080 http: good"})
+		}
+		e.TakeDirty()
+	}
+	end := t0.Add(pods*100*time.Millisecond + DefaultRetention)
+	e.Expire(end)
+	if len(e.records) != alive+1 || len(e.addrs.owner) != alive+1 || len(e.addrs.shadow) != 0 || len(e.graves.generation) != 0 {
+		t.Errorf("%d records, %d addresses, %d shadowed, %d deletes are remembered; want %d, %d, 0 and 0",
+			len(e.records), len(e.addrs.owner), len(e.addrs.shadow), len(e.graves.generation), alive+1, alive+1)
+	}
+}

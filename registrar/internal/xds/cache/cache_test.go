@@ -207,6 +207,44 @@ func TestFlapping(t *testing.T) {
 	})
 }
 
+// Thousands of names that lead nowhere, and endpoints that change all the time, hold up
+// no cold name: it is answered at once, and nothing else is sent again with it (XDS-38).
+func TestColdNameAmongTombstones(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		const tombstones, cold = 5000, 100
+		var names, nameText []string
+		for i := range tombstones {
+			name := fmt.Sprint("ghost", i)
+			names, nameText = append(names, name), append(nameText, name, "1")
+		}
+		m.set(cache.OnDemandCluster, nameText...)
+		ads, od := m.ads(), m.onDemand()
+		m.must(od.Subscribe(resource.ClusterType, names...))
+		m.setService("busy", "1", "0")
+		m.must(od.Subscribe(resource.ClusterType, "busy"))
+		m.must(ads.Subscribe(resource.EndpointType, "busy"))
+		clock := time.Now()
+		for i := range cold {
+			name := fmt.Sprint("cold", i)
+			m.setService("busy", "1", fmt.Sprint(i))
+			m.setService(name, "1", "1")
+			m.must(od.Subscribe(resource.ClusterType, name))
+			m.must(ads.Subscribe(resource.EndpointType, name))
+			if _, ok := ads.State(resource.EndpointType).Resources[name]; !ok {
+				t.Fatalf("%s has no endpoints", name)
+			}
+		}
+		if waited := time.Since(clock); waited != 0 {
+			t.Errorf("%d cold names waited for %v", cold, waited) // the bubble's clock: for no timer at all
+		}
+		for name, n := range od.State(resource.ClusterType).Received {
+			if n != 1 {
+				t.Errorf("cluster %s was sent %d times, want once", name, n)
+			}
+		}
+	})
+}
+
 // The report tells people what is connected, what is outstanding and what was
 // rejected.
 func TestStatus(t *testing.T) {
