@@ -129,10 +129,12 @@ func TestToolIsNoEnvoy(t *testing.T) {
 	if got := f.Missing(); !strings.Contains(got, "no Envoy is connected") {
 		t.Errorf("missing is %q, want an Envoy", got)
 	}
-	if err := f.AwaitListeners(t.Context(), model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}); err == nil || !strings.Contains(err.Error(), "no Envoy is connected") {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := f.AwaitListeners(ctx, model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}); err == nil || !strings.Contains(err.Error(), "no Envoy is connected") {
 		t.Errorf("the tool proved listeners: %v", err)
 	}
 	f.envoy(t, nil)
 	must(t, f.AwaitReady(t.Context()))
-	must(t, f.AwaitListeners(t.Context(), model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}))
+	must(t, f.AwaitListeners(ctx, model.AttachmentKey{ContainerID: "c1", IfName: "eth0"}))
 }
