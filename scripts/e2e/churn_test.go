@@ -68,7 +68,10 @@ func cycles(t *testing.T, n *node.Node, from, to int) {
 // mount, descriptor, goroutine, table, pin, note, record, name, listener, cluster or
 // secret (I9, XDS-41, MESH-42).
 func TestChurn(t *testing.T) {
-	n := startNode(t, node.Options{RegistrarFlags: churnFlags()})
+	n := startNode(t, node.Options{
+		RegistrarFlags: churnFlags(),
+		Plugin:         map[string]any{"timeoutSeconds": 60}, // many at once on a busy machine are slow, and nothing here is about time
+	})
 	// What is made once and kept is made before the first count.
 	cycles(t, n, 0, 40)
 	before := settle(t, n, idle)
