@@ -137,14 +137,15 @@ func (s *subscription) unsettledSince(removals bool) uint64 {
 }
 
 // clusterBusyLocked reports whether this Envoy has yet to acknowledge the
-// on-demand cluster of a load assignment in its current version.
+// on-demand cluster of a load assignment in its current version, which it may hold of
+// an earlier stream while the consumer has not said yet what it is.
 func (st *Stream) clusterBusyLocked(name string) bool {
 	for _, od := range st.partnersLocked() {
 		sub := od.subs[OnDemandCluster]
 		if sub == nil {
 			continue
 		}
-		if v := sub.views[name]; v != nil && v.busy() {
+		if v := sub.views[name]; v != nil && (v.busy() || v.e.want() == versionUnknown) {
 			return true
 		}
 	}
@@ -158,7 +159,7 @@ func (st *Stream) clusterBusyLocked(name string) bool {
 func (st *Stream) clusterUnsentLocked(v *view) bool {
 	clusters := st.subs[WildcardCluster]
 	if clusters != nil {
-		if c := clusters.views[v.e.key.Name]; c != nil {
+		if c := clusters.views[v.e.key.Name]; c != nil && c.e.want() != versionGone {
 			return c.dirty || c.suspect
 		}
 	}
@@ -170,7 +171,7 @@ func (st *Stream) clusterUnsentLocked(v *view) bool {
 		return true
 	}
 	for _, od := range st.partnersLocked() {
-		if od.subs[OnDemandCluster] != nil {
+		if od.subs[OnDemandCluster] != nil && od.pairsLocked(st) {
 			return false
 		}
 	}
@@ -182,7 +183,7 @@ func (st *Stream) clusterUnsentLocked(v *view) bool {
 // is given on demand before that would go with it.
 func (st *Stream) removingLocked(name string) bool {
 	for _, ads := range st.partnersLocked() {
-		if sub := ads.subs[WildcardCluster]; sub != nil {
+		if sub := ads.subs[WildcardCluster]; sub != nil && ads.pairsLocked(st) {
 			if v := sub.views[name]; v != nil && v.flying && v.sent == versionGone {
 				return true
 			}
@@ -199,7 +200,7 @@ func (st *Stream) keepOnDemandLocked(v *view) bool {
 	keep := false
 	for _, od := range st.partnersLocked() {
 		sub := od.subs[OnDemandCluster]
-		if sub == nil {
+		if sub == nil || !od.pairsLocked(st) {
 			continue
 		}
 		c := sub.views[v.e.key.Name]

@@ -283,6 +283,10 @@ func (st *Stream) partnersLocked() []*Stream {
 	return st.partners
 }
 
+// pairsLocked reports whether a partner surely is the same Envoy's. While an Envoy has
+// opened but one of its streams, that of another with its node ID stands in for the other.
+func (st *Stream) pairsLocked(partner *Stream) bool { return st.peer == partner.peer }
+
 // flushLocked sends what can be sent, kind by kind, and sets the timer for the
 // gates that hold something.
 func (st *Stream) flushLocked() {

@@ -201,7 +201,7 @@ func (s *subscription) subscribeLocked(name string, known map[string]string) {
 // demand.
 func (st *Stream) removedLocked(name string) bool {
 	for _, ads := range st.partnersLocked() {
-		if sub := ads.subs[WildcardCluster]; sub != nil {
+		if sub := ads.subs[WildcardCluster]; sub != nil && ads.pairsLocked(st) {
 			if _, ok := sub.removed[name]; ok {
 				return true
 			}
