@@ -62,9 +62,17 @@ func (p *Publisher) apply() {
 	if p.watched > 0 {
 		defer p.notify()
 	}
+	// Services of one name in several namespaces hand their flat name on among each other:
+	// the virtual hosts of one without those of the other would have it twice, or not.
+	unsaved := map[string]bool{}
+	for key, pc := range p.pending {
+		if pc.unsaved {
+			unsaved[key.Name] = true
+		}
+	}
 	var ready []model.ServiceKey
 	for key, pc := range p.pending {
-		if !pc.unsaved {
+		if !pc.unsaved && (!pc.shape && !pc.gone || !unsaved[key.Name]) {
 			ready = append(ready, key)
 		}
 	}
