@@ -32,6 +32,7 @@ const initialFetch = time.Second
 type simCluster struct {
 	wireCluster
 	source    cache.Service
+	version   string
 	endpoints set
 	warms     time.Time // since when
 }
@@ -81,6 +82,8 @@ type envoy struct {
 	// Envoy connects again. orderly: it rejected nothing since it started.
 	rejected, orderly bool
 	changed           bool // since the world looked
+	// outlived: its route table is of before the registrar's file was lost.
+	outlived bool
 	// silent are the types whose last response it has not answered; what goes in order
 	// with them waits for two seconds. late are listeners that came or stayed so.
 	silent map[cache.Kind]bool
@@ -278,9 +281,7 @@ func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryRes
 	for _, name := range resp.GetRemovedResources() {
 		switch resp.GetTypeUrl() {
 		case resourcev3.ClusterType:
-			if c := e.active[name]; c != nil && c.source != service {
-				continue
-			}
+			// Envoy has one cluster of a name: either stream takes it away.
 			delete(e.active, name)
 			delete(e.warming, name)
 			for l := range e.listeners {
@@ -311,9 +312,9 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 		}
 		delete(e.warming, name)
 		if c.eds {
-			e.warming[name] = &simCluster{wireCluster: c, source: service, warms: time.Now()}
+			e.warming[name] = &simCluster{wireCluster: c, source: service, version: r.GetVersion(), warms: time.Now()}
 		} else {
-			e.active[name] = &simCluster{wireCluster: c, source: service}
+			e.active[name] = &simCluster{wireCluster: c, source: service, version: r.GetVersion()}
 		}
 	case resourcev3.EndpointType:
 		got, err := e.w.decoded.assignment(xdstest.Resource{Version: r.GetVersion(), Body: r.GetResource()})
@@ -335,7 +336,7 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 		if err != nil {
 			return err
 		}
-		e.routes = table
+		e.routes, e.outlived = table, false
 	}
 	return nil
 }

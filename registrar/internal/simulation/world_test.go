@@ -77,14 +77,18 @@ func (p profile) served() []port.Port {
 
 // container is a sandbox of the runtime. Guarded by world.mu.
 type container struct {
-	key       model.AttachmentKey
-	service   model.ServiceKey
-	addr      netip.Addr
-	profile   profile
+	key     model.AttachmentKey
+	service model.ServiceKey
+	addr    netip.Addr
+	profile profile
+	// former is what it had before an ADD that is at work.
+	former    profile
 	upstreams string
 	// lives: its network namespace is there. attached: its last ADD succeeded. gone: the
 	// registrar was told to forget it. busy: calls that have not returned.
 	lives, attached, gone bool
+	// spooled: its DEL waits in the spool; until the registrar takes it, the pod is there.
+	spooled bool
 	// proven: an ADD of it succeeded, or a registrar found it at its start.
 	proven    bool
 	busy      int
@@ -133,7 +137,11 @@ type arrival struct {
 	envoy, name string
 	cluster     wireCluster
 	endpoints   set
-	behind      bool
+	// behind: the cluster that the Envoy has may mean something else by now. It may have
+	// come back with it, rejected the next one, or not have answered for longer than
+	// anything waits. Then the pod's guard, or the identity that the cluster pins,
+	// refuses what it sends there.
+	behind bool
 }
 
 // call is a CNI call under way.
@@ -362,7 +370,7 @@ func (w *world) arrived(e *envoy, name string, c *simCluster) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.arrivals = append(w.arrivals, arrival{
-		envoy: e.name, name: name, cluster: c.wireCluster, endpoints: c.endpoints, behind: !e.behind.IsZero(),
+		envoy: e.name, name: name, cluster: c.wireCluster, endpoints: c.endpoints, behind: !e.behind.IsZero() || e.rejected || e.silent[cache.OnDemandCluster] || e.silent[cache.WildcardCluster],
 	})
 }
 
@@ -406,6 +414,9 @@ func (w *world) removeNote(key model.AttachmentKey) {
 func (w *world) noteDeleted(c *container) {
 	w.t.Helper()
 	w.note(w.spoolDir(), &cniv1.Note{What: &cniv1.Note_Deleted{Deleted: &cniv1.DelRequest{Attachment: attachment(c.key), Network: network}}})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c.spooled = true
 }
 
 func attachment(key model.AttachmentKey) *cniv1.Attachment {
@@ -483,7 +494,9 @@ func (w *world) finishCalls(crashed bool) {
 			w.calls = append(w.calls, call)
 			continue
 		}
-		c.busy--
+		if c.busy--; c.busy == 0 {
+			c.former = profile{}
+		}
 		switch {
 		case call.add && err == nil:
 			c.attached, c.proven = !c.gone, true
@@ -649,6 +662,7 @@ func (w *world) act() {
 		if c, ok := pick(w.r, w.list(func(c *container) bool { return c.attached && c.lives && c.busy == 0 })); ok && w.ready() {
 			if w.r.IntN(2) == 0 {
 				w.mu.Lock()
+				c.former = c.profile
 				c.profile = profiles()[w.r.IntN(len(profiles()))]
 				w.mu.Unlock()
 			}
@@ -712,9 +726,36 @@ func (w *world) act() {
 		time.Sleep(time.Duration(w.r.IntN(3000)) * time.Millisecond)
 	case n < 991:
 		w.log("eleven minutes pass")
+		w.excuseForgotten()
 		time.Sleep(11 * time.Minute)
 	}
 	w.settle()
+}
+
+// excuseForgotten excuses what Envoys asked for of services that are about to be
+// forgotten: it was asked for before the service that may come back (I2).
+func (w *world) excuseForgotten() {
+	served := map[model.ServiceKey]bool{}
+	for _, c := range w.list(func(c *container) bool { return c.attached && !c.gone && c.lives }) {
+		served[c.service] = true
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.envoys {
+		for name := range e.asked {
+			host, _, _ := strings.Cut(name, ":")
+			service, namespace, long := strings.Cut(strings.TrimSuffix(host, "."+domain), ".")
+			namespaces := flatNamespaces()
+			if long {
+				namespaces = []string{namespace}
+			}
+			for _, ns := range namespaces {
+				if !served[model.ServiceKey{Namespace: ns, Name: service}] {
+					w.excused[name] = true
+				}
+			}
+		}
+	}
 }
 
 // rare is a crash, with the state file kept or lost.
@@ -736,6 +777,14 @@ func (w *world) rare() {
 		left = ""
 	}
 	w.mu.Lock()
+	for _, e := range w.envoys {
+		// What was asked for of a registrar that forgot it, or while none was there: with
+		// the file go the names that must not come back, and Envoy gives none up (I2).
+		for name := range e.asked {
+			w.excused[name] = w.excused[name] || lost
+		}
+		e.outlived = e.outlived || lost
+	}
 	for _, c := range w.containers {
 		c.proven = true
 	}
@@ -800,7 +849,7 @@ func (w *world) request(e *envoy) {
 	_, resolves := w.dns.get()[host]
 	// A name is told to DNS once Envoy routes it, unless Envoy does not answer in time.
 	late := !e.connected || e.rejected || e.streams[cache.ADS].State(resourcev3.RouteType).Withheld > 0
-	if !routed && (!resolves || late) {
+	if e.outlived || !routed && (!resolves || late) {
 		w.mu.Lock()
 		w.excused[cluster] = true
 		w.mu.Unlock()
