@@ -68,7 +68,9 @@ func scratch(t *testing.T) string {
 }
 
 // binWith is a folder with the released programs, but for one that is built anew
-// from its package, for example with the race detector.
+// from its package, for example with the race detector. What was built stays in the
+// folder of the released programs under a name that says how: when nothing has changed
+// since, it is not linked again, which takes longest.
 func binWith(t *testing.T, name, pkg string, flags ...string) string {
 	t.Helper()
 	dir := filepath.Join(scratch(t), "bin")
@@ -76,22 +78,24 @@ func binWith(t *testing.T, name, pkg string, flags ...string) string {
 		t.Fatal(err)
 	}
 	released := binDir(t)
+	built := filepath.Join(released, "e2e", name+strings.Join(flags, ""))
+	args := append(append([]string{"build", "-o", built}, flags...), pkg)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
 	entries, err := os.ReadDir(released)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, entry := range entries {
+		target := filepath.Join(released, entry.Name())
 		if entry.Name() == name {
-			continue
+			target = built
 		}
-		if err := os.Symlink(filepath.Join(released, entry.Name()), filepath.Join(dir, entry.Name())); err != nil {
+		if err := os.Symlink(target, filepath.Join(dir, entry.Name())); err != nil {
 			t.Fatal(err)
 		}
-	}
-	args := append(append([]string{"build", "-o", filepath.Join(dir, name)}, flags...), pkg)
-	cmd := exec.CommandContext(t.Context(), "go", args...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return dir
 }
