@@ -20,9 +20,9 @@ FUZZWORKERS ?=
 # Deep copies into folder 1 and the CRD into folder 2, from the types of ServiceEndpoint.
 controller-gen = $(BIN)/controller-gen paths=./api/endpoint/v1alpha1 object output:object:dir=$(1) crd output:crd:dir=$(2)
 # Each package with tests is in one of three: those that need a whole node or cluster,
-# those that start an API server (they import apiservertest), and all others.
+# those that start an API server or SPIRE (they import apiservertest or spiretest), and all others.
 whole      := /scripts/(e2e|kubetest)$$
-api-server := go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | awk '/\/scripts\/apiservertest[] ]/ { print $$1 }'
+api-server := go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | awk '/\/scripts\/(apiserver|spire)test[] ]/ { print $$1 }'
 # make bench: some rows, separated by commas; non-empty: write README's table.
 ROWS    ?=
 README  ?=
@@ -53,9 +53,9 @@ test: root build run-tools ## run the tests: unit, network namespaces, real Envo
 	CGO_ENABLED=1 ENVOY=$(ENVOY) go test -race -timeout 10m -count 1 ./scripts/e2e
 
 .PHONY: test-kubernetes
-test-kubernetes: ## run the tests that start an API server
+test-kubernetes: ## run the tests that start an API server or SPIRE
 	@scripts/tools/packages.sh openssl gcc
-	@scripts/lab/build.sh hyperkube
+	@scripts/lab/build.sh hyperkube spire
 	CGO_ENABLED=1 go test -race -p 2 -timeout 10m $$($(api-server))
 
 .PHONY: e2e

@@ -18,10 +18,8 @@ import (
 	"crypto/rand"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -30,6 +28,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/portolan-mesh/portolan/scripts/programtest"
 )
 
 // patience bounds what a start or a stop takes; it matters only when something is
@@ -46,8 +46,8 @@ type Server struct {
 	flags  []string
 	binary string
 
-	etcd *process
-	api  *process
+	etcd *programtest.Program
+	api  *programtest.Program
 }
 
 // Start starts both programs and returns when the API server says that it is
@@ -55,82 +55,23 @@ type Server struct {
 // Flags are further flags of kube-apiserver, such as --feature-gates.
 func Start(tb testing.TB, flags ...string) *Server {
 	tb.Helper()
-	s := &Server{dir: tb.TempDir(), token: rand.Text(), flags: flags, binary: binary(tb)}
+	s := &Server{dir: tb.TempDir(), token: rand.Text(), flags: flags, binary: programtest.Binary(tb, "HYPERKUBE", "hyperkube")}
 	tb.Cleanup(func() { // after those of the programs
 		for _, log := range []string{"etcd.log", "apiserver.log"} {
 			if tb.Failed() {
-				tb.Logf("the end of %s:\n%s", log, tail(s.path(log), 30))
+				tb.Logf("the end of %s:\n%s", log, programtest.Tail(s.path(log), 30))
 			}
 		}
 	})
-	s.addr = freeAddress(tb)
+	s.addr = programtest.FreeAddress(tb, slices.Collect(maps.Values(ports()))...)
 	s.writeCredentials(tb)
 	s.startEtcd(tb)
 	s.Restart(tb)
 	return s
 }
 
-// binary is the program that has both servers in it.
-func binary(tb testing.TB) string {
-	tb.Helper()
-	name := os.Getenv("HYPERKUBE")
-	if name == "" {
-		name = filepath.Join(moduleRoot(tb), "bin", "lab", "hyperkube")
-	}
-	if _, err := os.Stat(name); err != nil {
-		tb.Fatalf("no API server to test with: %v: run make lab-build, or set HYPERKUBE", err)
-	}
-	return name
-}
-
-// moduleRoot is the folder of go.mod at or above the package under test, where go
-// test runs its binary.
-func moduleRoot(tb testing.TB) string {
-	tb.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	for d := dir; ; d = filepath.Dir(d) {
-		if _, err := os.Stat(filepath.Join(d, "go.mod")); err == nil {
-			return d
-		}
-		if d == filepath.Dir(d) {
-			tb.Fatalf("no go.mod above %s", dir)
-		}
-	}
-}
-
 // ports are fixed; the address is what differs between servers.
 func ports() map[string]uint16 { return map[string]uint16{"api": 6443, "etcd": 2379, "peer": 2380} }
-
-// freeAddress draws an address of 127.0.0.0/8 of which nobody uses the ports. A
-// port that is drawn for one listener can be taken by somebody's outgoing
-// connection before it listens; of a whole address of one's own it cannot.
-func freeAddress(tb testing.TB) netip.Addr {
-	tb.Helper()
-	for range 100 {
-		raw := [4]byte{127}
-		_, _ = rand.Read(raw[1:]) // never fails
-		addr := netip.AddrFrom4(raw)
-		if raw[3] != 0 && raw[3] != 255 && isFree(addr) {
-			return addr
-		}
-	}
-	tb.Fatal("no free address in 127.0.0.0/8: is lo up?")
-	return netip.Addr{}
-}
-
-func isFree(addr netip.Addr) bool {
-	for port := range maps.Values(ports()) {
-		l, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, port)))
-		if err != nil {
-			return false
-		}
-		_ = l.Close()
-	}
-	return true
-}
 
 // at is a listener's address as HOST:PORT.
 func (s *Server) at(listener string) string {
@@ -142,7 +83,7 @@ func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
 func (s *Server) startEtcd(tb testing.TB) {
 	tb.Helper()
 	client, peer := "http://"+s.at("etcd"), "http://"+s.at("peer")
-	s.etcd = start(tb, s.path("etcd.log"), s.binary, "etcd",
+	s.etcd = programtest.Start(tb, s.path("etcd.log"), s.binary, "etcd",
 		"--data-dir="+s.path("etcd"), "--unsafe-no-fsync",
 		"--heartbeat-interval=20", "--election-timeout=100", // of the one member; the default waits a second
 		"--listen-client-urls="+client, "--advertise-client-urls="+client,
@@ -154,7 +95,7 @@ func (s *Server) startEtcd(tb testing.TB) {
 func (s *Server) Restart(tb testing.TB) {
 	tb.Helper()
 	s.Stop(tb)
-	s.api = start(tb, s.path("apiserver.log"), s.binary, slices.Concat([]string{
+	s.api = programtest.Start(tb, s.path("apiserver.log"), s.binary, slices.Concat([]string{
 		"kube-apiserver",
 		"--etcd-servers=http://" + s.at("etcd"),
 		"--bind-address=" + s.addr.String(), "--advertise-address=" + s.addr.String(), "--secure-port=" + fmt.Sprint(ports()["api"]),
@@ -174,17 +115,17 @@ func (s *Server) Restart(tb testing.TB) {
 func (s *Server) Stop(tb testing.TB) {
 	tb.Helper()
 	if s.api != nil {
-		s.api.kill(tb)
+		s.api.Kill(tb)
 		s.api = nil
 	}
 }
 
 // Pause makes the API server hang: connections stay open and are still accepted by
 // the kernel, and nobody answers. Resume, Stop and Restart end it.
-func (s *Server) Pause(tb testing.TB) { tb.Helper(); s.api.signal(tb, syscall.SIGSTOP) }
+func (s *Server) Pause(tb testing.TB) { tb.Helper(); s.api.Signal(tb, syscall.SIGSTOP) }
 
 // Resume ends a Pause.
-func (s *Server) Resume(tb testing.TB) { tb.Helper(); s.api.signal(tb, syscall.SIGCONT) }
+func (s *Server) Resume(tb testing.TB) { tb.Helper(); s.api.Signal(tb, syscall.SIGCONT) }
 
 // awaitReady polls until the API server and all that it starts with are ready:
 // nothing else tells it.
@@ -205,10 +146,10 @@ func (s *Server) awaitReady(tb testing.TB) {
 		}
 		select {
 		case <-tick.C:
-		case <-s.api.ended:
-			tb.Fatalf("the API server ended: %v", s.api.err)
-		case <-s.etcd.ended:
-			tb.Fatalf("etcd ended: %v", s.etcd.err)
+		case <-s.api.Ended():
+			tb.Fatalf("the API server ended: %v", s.api.Err())
+		case <-s.etcd.Ended():
+			tb.Fatalf("etcd ended: %v", s.etcd.Err())
 		case <-ctx.Done():
 			tb.Fatalf("the API server is not ready after %s: %v", patience, last)
 		}

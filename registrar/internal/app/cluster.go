@@ -16,8 +16,6 @@ import (
 	"github.com/portolan-mesh/portolan/api/authority"
 	"github.com/portolan-mesh/portolan/registrar/internal/attach"
 	"github.com/portolan-mesh/portolan/registrar/internal/cri"
-	"github.com/portolan-mesh/portolan/registrar/internal/identity"
-	"github.com/portolan-mesh/portolan/registrar/internal/identity/kubernetes"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/podsource"
 )
@@ -117,21 +115,6 @@ func (c *cluster) join(cfg *attach.Config, bypass []string) {
 	if c.sandboxes != nil {
 		cfg.Sandboxes = c.sandboxes
 	}
-}
-
-// signer is who signs for this node: the cluster's signer, or the CA of the machine.
-func (d *daemon) signer(dir string, log *slog.Logger) (identity.Signer, error) {
-	if d.cluster != nil {
-		return kubernetes.NewRequester(kubernetes.RequesterConfig{
-			Client: d.cluster.client, Namespace: d.cfg.Cluster.Namespace, TrustDomain: d.cfg.Mesh.TrustDomain,
-			Saved: identity.NewBundleFile(dir), Log: log,
-		})
-	}
-	ca, err := identity.OpenCA(dir, d.cfg.Mesh.TrustDomain, time.Now, log)
-	if err != nil {
-		return nil, err
-	}
-	return ca, ca.SetLifetime(d.cfg.SVIDLifetime)
 }
 
 // topology returns the node's region and zone, by flag or, in a cluster, by the

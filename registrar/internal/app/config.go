@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/portolan-mesh/portolan/api/authority"
-	"github.com/portolan-mesh/portolan/registrar/internal/identity"
 	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 )
 
@@ -105,10 +104,9 @@ type runConfig struct {
 	Cluster     clusterConfig
 	DrainWait   time.Duration
 	Sweep       time.Duration
-	// SVIDLifetime of the pods' certificates, as the built-in CA signs them.
-	SVIDLifetime time.Duration
-	XDSGroup     int
-	LogLevel     string
+	Identity    identityConfig
+	XDSGroup    int
+	LogLevel    string
 }
 
 func (c *runConfig) flags(f *pflag.FlagSet) {
@@ -124,10 +122,10 @@ func (c *runConfig) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&c.DNSUpstream, "dns-upstream", nil, "resolvers for names outside the mesh, host or host:port (default: this host's resolv.conf)")
 	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded (on this machine) or kubernetes (shared by all nodes)")
 	c.Cluster.flags(f)
+	c.Identity.flags(f)
 	c.Install.flags(f)
 	f.DurationVar(&c.DrainWait, "drain-wait", time.Second, "how long DEL waits at most until this node's Envoy has let go of the pod")
 	f.DurationVar(&c.Sweep, "sweep-interval", 10*time.Second, "how often attachments whose pod is gone, the spool and the captures are looked at")
-	f.DurationVar(&c.SVIDLifetime, "svid-lifetime", identity.MaxLifetime, "how long a pod's certificate lives; it is renewed at half of that")
 	f.IntVar(&c.XDSGroup, "xds-socket-gid", -1, "group that may connect to the xDS socket; -1 leaves it as created")
 	f.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 }
@@ -159,16 +157,13 @@ func (c *runConfig) validate() error {
 	if c.DrainWait < 0 {
 		errs = append(errs, fmt.Errorf("--drain-wait %s: need 0 or a time", c.DrainWait))
 	}
-	if err := identity.CheckLifetime(c.SVIDLifetime); err != nil {
-		errs = append(errs, fmt.Errorf("--svid-lifetime %w", err))
-	}
 	if c.Mesh.UnknownCap < 1 {
 		errs = append(errs, fmt.Errorf("--unknown-names %d: need at least 1", c.Mesh.UnknownCap))
 	}
 	if c.Mesh.Retention <= 0 {
 		errs = append(errs, fmt.Errorf("--service-retention %s: need a time above 0", c.Mesh.Retention))
 	}
-	errs = append(errs, c.Install.validate())
+	errs = append(errs, c.Identity.validate(c.Registry), c.Install.validate())
 	if err := loopbackAddress(c.HTTPAddress); err != nil {
 		errs = append(errs, fmt.Errorf("--http-address %w", err))
 	}

@@ -54,6 +54,7 @@ func newRunCommand(s streams) *cobra.Command {
 				return err
 			}
 			vip4, vip6, err := c.Mesh.complete()
+			c.Identity.complete(c.Registry)
 			if err := errors.Join(err, c.validate()); err != nil {
 				return err
 			}
@@ -219,36 +220,6 @@ func (d *daemon) loadEngine(store *catalogue.Store) (*projection.Engine, error) 
 		d.log.Error("saved service contradicts others and is left out", "service", unfit.Service.String(), "error", err)
 		saved = slices.DeleteFunc(saved, func(e projection.Entry) bool { return e.Service == unfit.Service })
 	}
-}
-
-func (d *daemon) makeIdentities() error {
-	dir := filepath.Join(d.cfg.StateDir, caFolder)
-	log := d.component("identity")
-	// The store makes the folder, which the signer may need.
-	store, err := identity.OpenFileStore(filepath.Join(dir, "svids"), time.Now, log)
-	if err != nil {
-		return err
-	}
-	signer, err := d.signer(dir, log)
-	if err != nil {
-		return err
-	}
-	d.identities, err = identity.NewManager(identity.ManagerConfig{
-		Signer: signer, Node: d.cfg.Mesh.Node, Store: store, Log: log, Metrics: d.metrics,
-		OnBundle:  func(b identity.Bundle) { d.publisher.SetBundle(b.TrustDomain, b.PEM()) },
-		OnUpdate:  func(s identity.SVID) { d.publisher.SetSVID(s.Identity, s.ChainPEM, s.KeyPEM) },
-		OnRelease: func(id model.Identity) { d.publisher.RemoveSVID(id) },
-	})
-	return err
-}
-
-// ensurer implements attach.Identities: the certificate itself goes to Envoy only.
-type ensurer struct{ *identity.Manager }
-
-// Ensure implements attach.Identities.
-func (e ensurer) Ensure(ctx context.Context, id model.Identity) error {
-	_, err := e.Manager.Ensure(ctx, id)
-	return err
 }
 
 func (d *daemon) makePods() error {
