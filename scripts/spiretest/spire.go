@@ -143,7 +143,7 @@ plugins {
 }
 `, s.trustDomain, s.path("server"), addr, serverPort, s.serverSocket(), s.path("server.sqlite3")))
 	s.server = programtest.Start(tb, s.path("server.log"), s.serverProgram, "run", "-config", s.path("server.conf"))
-	s.awaitHealth(tb, s.server, s.serverProgram, s.serverSocket())
+	s.await(tb, s.server, s.serverProgram, "healthcheck", "-socketPath", s.serverSocket())
 }
 
 func (s *SPIRE) serverSocket() string { return s.path("server.sock") }
@@ -152,7 +152,8 @@ func (s *SPIRE) serverSocket() string { return s.path("server.sock") }
 func (s *SPIRE) StartAgent(tb testing.TB) {
 	tb.Helper()
 	s.current = programtest.Start(tb, s.path("agent.log"), s.agentProgram, "run", "-config", s.path("agent.conf"))
-	s.awaitHealth(tb, s.current, s.agentProgram, s.path("workload/api.sock"))
+	// Well is not enough: it must have learnt of the delegate.
+	s.await(tb, s.current, s.agentProgram, "api", "fetch", "x509", "-socketPath", s.path("workload/api.sock"))
 }
 
 // StopAgent kills the agent.
@@ -161,15 +162,15 @@ func (s *SPIRE) StopAgent(tb testing.TB) {
 	s.current.Kill(tb)
 }
 
-// awaitHealth returns once the program says that it is well.
-func (s *SPIRE) awaitHealth(tb testing.TB, p *programtest.Program, name, socket string) {
+// await returns once a command about a program succeeds.
+func (s *SPIRE) await(tb testing.TB, p *programtest.Program, name string, args ...string) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(tb.Context(), patience)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		out, err := exec.CommandContext(ctx, name, "healthcheck", "-socketPath", socket).CombinedOutput()
+		out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
 		if err == nil {
 			return
 		}
@@ -177,7 +178,7 @@ func (s *SPIRE) awaitHealth(tb testing.TB, p *programtest.Program, name, socket 
 		case <-p.Ended():
 			tb.Fatalf("%s ended: %v", name, p.Err())
 		case <-ctx.Done():
-			tb.Fatalf("%s does not become healthy: %s", name, out)
+			tb.Fatalf("%s does not come up: %s", name, out)
 		case <-tick.C:
 		}
 	}
