@@ -285,8 +285,12 @@ func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryRes
 			delete(e.active, name)
 			delete(e.warming, name)
 			for l := range e.listeners {
-				if e.silent[cache.Listener] && slices.Contains(e.listeners[l].apps, name) {
+				switch {
+				case !slices.Contains(e.listeners[l].apps, name):
+				case e.silent[cache.Listener]:
 					e.late[l] = true
+				case e.orderly && e.behind.IsZero():
+					e.w.fail("%s loses cluster %s before listener %s, which names it (XDS-R14)", e.name, name, l)
 				}
 			}
 		case resourcev3.ListenerType:
