@@ -88,6 +88,9 @@ type envoy struct {
 	// with them waits for two seconds. late are listeners that came or stayed so.
 	silent map[cache.Kind]bool
 	late   map[string]bool
+	// spoke is when it ended its last silence about listeners: what had waited for them
+	// too long by then goes at once.
+	spoke time.Time
 	// behind: it came back with what it had, and may have missed steps that waited for
 	// nobody while it was away. Until it has everything a request of its may be led by
 	// two times at once; the server's guard refuses it then.
@@ -187,6 +190,9 @@ func (e *envoy) ask(names ...string) {
 // answer acknowledges what was withheld of a kind.
 func (e *envoy) answer(kind cache.Kind) {
 	e.mu.Lock()
+	if kind == cache.Listener && e.silent[kind] {
+		e.spoke = time.Now()
+	}
 	delete(e.silent, kind)
 	e.mu.Unlock()
 	e.w.try(e.streams[serviceOf(kind)].Release(kind.TypeURL()))
@@ -285,8 +291,12 @@ func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryRes
 			delete(e.active, name)
 			delete(e.warming, name)
 			for l := range e.listeners {
-				if e.silent[cache.Listener] && slices.Contains(e.listeners[l].apps, name) {
+				switch {
+				case !slices.Contains(e.listeners[l].apps, name):
+				case e.silent[cache.Listener]:
 					e.late[l] = true
+				case e.orderly && time.Since(e.spoke) > catchUp:
+					e.w.fail("%s loses cluster %s before listener %s, which names it (XDS-R14)", e.name, name, l)
 				}
 			}
 		case resourcev3.ListenerType:

@@ -223,7 +223,7 @@ func (w *world) rest() {
 // calm lets time pass while everybody does what is asked.
 func (w *world) calm(d time.Duration) {
 	w.t.Helper()
-	w.step++
+	w.next()
 	for _, e := range w.envoys {
 		if e.connected && e.rejected {
 			e.disconnect()

@@ -628,10 +628,17 @@ func (w *world) create() *container {
 	return c
 }
 
+// next begins a step.
+func (w *world) next() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.step++
+}
+
 // act does one random thing.
 func (w *world) act() {
 	w.t.Helper()
-	w.step++
+	w.next()
 	living := func(c *container) bool { return c.lives }
 	switch n := w.r.IntN(1000); {
 	case n < 70:
@@ -766,7 +773,7 @@ func (w *world) rare() {
 	w.log("the registrar crashes; its file is lost: %t", lost)
 	w.settle()
 	for range w.r.IntN(6) { // meanwhile
-		w.step++
+		w.next()
 		if c, ok := pick(w.r, w.list(func(c *container) bool { return c.attached })); ok && w.r.IntN(3) == 0 {
 			w.del(c)
 		}
