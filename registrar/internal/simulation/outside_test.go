@@ -20,7 +20,7 @@ type outside struct {
 
 	mu       sync.Mutex
 	dead     bool
-	watchers map[model.AttachmentKey]func(attach.PortState)
+	watchers map[model.AttachmentKey]*watched
 	uses     map[model.Identity]int
 }
 
@@ -30,16 +30,34 @@ func (o *outside) isDead() bool {
 	return o.dead
 }
 
+// watched is one watch: as with the real one, its fn is never called twice at one
+// time, nor once Forget has returned.
+type watched struct {
+	mu   sync.Mutex
+	gone bool
+	fn   func(attach.PortState)
+}
+
+func (x *watched) tell(s attach.PortState) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.gone {
+		x.fn(s)
+	}
+}
+
 // Watch implements attach.Readiness.
 func (o *outside) Watch(pod model.Pod, fn func(attach.PortState)) error {
+	o.Forget(pod.Key)
+	x := &watched{fn: fn}
 	o.mu.Lock()
 	dead := o.dead
 	if !dead {
-		o.watchers[pod.Key] = fn
+		o.watchers[pod.Key] = x
 	}
 	o.mu.Unlock()
 	if !dead {
-		fn(o.w.read(pod.Key))
+		x.tell(o.w.read(pod.Key))
 	}
 	return nil
 }
@@ -47,17 +65,23 @@ func (o *outside) Watch(pod model.Pod, fn func(attach.PortState)) error {
 // Forget implements attach.Readiness.
 func (o *outside) Forget(key model.AttachmentKey) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	x := o.watchers[key]
 	delete(o.watchers, key)
+	o.mu.Unlock()
+	if x != nil {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.gone = true
+	}
 }
 
 // tell hands a pod's listen table to whoever watches it.
 func (o *outside) tell(key model.AttachmentKey) {
 	o.mu.Lock()
-	fn := o.watchers[key]
+	x := o.watchers[key]
 	o.mu.Unlock()
-	if fn != nil {
-		fn(o.w.read(key))
+	if x != nil {
+		x.tell(o.w.read(key))
 	}
 }
 
