@@ -21,7 +21,11 @@ type outside struct {
 	mu       sync.Mutex
 	dead     bool
 	watchers map[model.AttachmentKey]*watched
-	uses     map[model.Identity]int
+
+	// identities makes a change of uses and what the publisher is told of it one step,
+	// as the real manager does.
+	identities sync.Mutex
+	uses       map[model.Identity]int
 }
 
 func (o *outside) isDead() bool {
@@ -116,11 +120,10 @@ func (o *outside) Ensure(_ context.Context, id model.Identity) error {
 	if o.w.refuses() {
 		return errors.New("the signer is away")
 	}
-	o.mu.Lock()
+	o.identities.Lock()
+	defer o.identities.Unlock()
 	o.uses[id]++
-	first := o.uses[id] == 1
-	o.mu.Unlock()
-	if first {
+	if o.uses[id] == 1 {
 		o.publisher.SetSVID(id, []byte("chain of "+id.SPIFFE()), []byte("key of "+id.SPIFFE()))
 	}
 	return nil
@@ -128,13 +131,13 @@ func (o *outside) Ensure(_ context.Context, id model.Identity) error {
 
 // Release implements attach.Identities.
 func (o *outside) Release(id model.Identity) {
-	o.mu.Lock()
+	o.identities.Lock()
+	defer o.identities.Unlock()
 	o.uses[id]--
 	left := o.uses[id]
 	if left == 0 {
 		delete(o.uses, id)
 	}
-	o.mu.Unlock()
 	switch {
 	case left < 0:
 		o.w.fail("identity %s is released more often than it was ensured", id.SPIFFE())
