@@ -151,7 +151,7 @@ func TestGRPC(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := answer.GRPC{
-		Code: "OK", Health: "SERVING", Origin: answer.Origin{Pod: "payments-1", Port: 9090},
+		Code: "OK", Health: "SERVING", Origin: answer.Origin{Pod: "payments-1", Container: "app", Port: 9090},
 		Authority: "payments.aether.internal:9090", XFCC: got.XFCC,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -148,7 +148,10 @@ func (p *Publisher) renewClusters(b *batch, key model.ServiceKey, pc *pendingCha
 		case changed && !g.tombstone:
 			if c, ok := p.engine.Cluster(name); ok {
 				p.setEndpoints(b, c)
+				break
 			}
+			// A second spelling that the projection has let go of, and Envoy has not.
+			p.give(b, name, g.kind)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(pc.awakened)) {

@@ -158,18 +158,18 @@ func dial(c *cache.Cache, service cache.Service, peer string, judge xdstest.Judg
 
 // disconnect ends the streams; the process goes on with what it has.
 func (e *envoy) disconnect() {
-	e.mu.Lock()
-	was := e.connected
-	e.connected = false
-	e.session++
-	e.mu.Unlock()
-	if !was {
+	if !e.connected {
 		return
 	}
+	// What a stream has taken by its end is applied: the next one resumes with it.
 	for service, cut := range e.cut {
 		cut()
 		<-e.streams[service].Done()
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.connected = false
+	e.session++
 }
 
 // ask subscribes to clusters on demand.

@@ -20,8 +20,12 @@ type outside struct {
 
 	mu       sync.Mutex
 	dead     bool
-	watchers map[model.AttachmentKey]func(attach.PortState)
-	uses     map[model.Identity]int
+	watchers map[model.AttachmentKey]*watched
+
+	// identities makes a change of uses and what the publisher is told of it one step,
+	// as the real manager does.
+	identities sync.Mutex
+	uses       map[model.Identity]int
 }
 
 func (o *outside) isDead() bool {
@@ -30,16 +34,34 @@ func (o *outside) isDead() bool {
 	return o.dead
 }
 
+// watched is one watch: as with the real one, its fn is never called twice at one
+// time, nor once Forget has returned.
+type watched struct {
+	mu   sync.Mutex
+	gone bool
+	fn   func(attach.PortState)
+}
+
+func (x *watched) tell(s attach.PortState) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.gone {
+		x.fn(s)
+	}
+}
+
 // Watch implements attach.Readiness.
 func (o *outside) Watch(pod model.Pod, fn func(attach.PortState)) error {
+	o.Forget(pod.Key)
+	x := &watched{fn: fn}
 	o.mu.Lock()
 	dead := o.dead
 	if !dead {
-		o.watchers[pod.Key] = fn
+		o.watchers[pod.Key] = x
 	}
 	o.mu.Unlock()
 	if !dead {
-		fn(o.w.read(pod.Key))
+		x.tell(o.w.read(pod.Key))
 	}
 	return nil
 }
@@ -47,17 +69,23 @@ func (o *outside) Watch(pod model.Pod, fn func(attach.PortState)) error {
 // Forget implements attach.Readiness.
 func (o *outside) Forget(key model.AttachmentKey) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
+	x := o.watchers[key]
 	delete(o.watchers, key)
+	o.mu.Unlock()
+	if x != nil {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.gone = true
+	}
 }
 
 // tell hands a pod's listen table to whoever watches it.
 func (o *outside) tell(key model.AttachmentKey) {
 	o.mu.Lock()
-	fn := o.watchers[key]
+	x := o.watchers[key]
 	o.mu.Unlock()
-	if fn != nil {
-		fn(o.w.read(key))
+	if x != nil {
+		x.tell(o.w.read(key))
 	}
 }
 
@@ -92,11 +120,10 @@ func (o *outside) Ensure(_ context.Context, id model.Identity) error {
 	if o.w.refuses() {
 		return errors.New("the signer is away")
 	}
-	o.mu.Lock()
+	o.identities.Lock()
+	defer o.identities.Unlock()
 	o.uses[id]++
-	first := o.uses[id] == 1
-	o.mu.Unlock()
-	if first {
+	if o.uses[id] == 1 {
 		o.publisher.SetSVID(id, []byte("chain of "+id.SPIFFE()), []byte("key of "+id.SPIFFE()))
 	}
 	return nil
@@ -104,13 +131,13 @@ func (o *outside) Ensure(_ context.Context, id model.Identity) error {
 
 // Release implements attach.Identities.
 func (o *outside) Release(id model.Identity) {
-	o.mu.Lock()
+	o.identities.Lock()
+	defer o.identities.Unlock()
 	o.uses[id]--
 	left := o.uses[id]
 	if left == 0 {
 		delete(o.uses, id)
 	}
-	o.mu.Unlock()
 	switch {
 	case left < 0:
 		o.w.fail("identity %s is released more often than it was ensured", id.SPIFFE())

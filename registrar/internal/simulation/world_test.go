@@ -208,7 +208,7 @@ func (w *world) start(state string) {
 		wrap: func(c publisher.Catalogue) publisher.Catalogue { return disk{Catalogue: c, w: w} },
 	})
 	r.outside = &outside{
-		w: w, publisher: r.publisher, watchers: map[model.AttachmentKey]func(attach.PortState){}, uses: map[model.Identity]int{},
+		w: w, publisher: r.publisher, watchers: map[model.AttachmentKey]*watched{}, uses: map[model.Identity]int{},
 	}
 	r.publisher.SetBundle(domain, []byte("roots"))
 	var err error
