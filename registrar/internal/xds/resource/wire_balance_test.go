@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -143,6 +144,8 @@ func TestWireRoll(t *testing.T) {
 		draining := going.endpoint()
 		draining.Draining = true
 		publish(draining, staying.endpoint())
+		// Who shuts down while a request is on its way costs it a 503; see README.
+		m.awaitIdle(t, going)
 		for _, s := range servers[i] {
 			if err := s.Shutdown(t.Context()); err != nil {
 				t.Error(err)
@@ -159,6 +162,28 @@ func TestWireRoll(t *testing.T) {
 	close(stop)
 	load.Wait()
 	t.Logf("%d requests", requests.Load())
+}
+
+// awaitIdle waits until no caller has a request on its way to the pod, and gives it no
+// new one.
+func (m *mesh) awaitIdle(t *testing.T, p *meshPod) {
+	t.Helper()
+	host := "::" + p.endpoint().Addr.String()
+	total, active := host+"::rq_total::", host+"::rq_active::"
+	last := ""
+	wiretest.Eventually(t, "no request goes to "+p.spec.ID, func() bool {
+		busy, now := false, ""
+		for line := range strings.Lines(m.envoy.Get("/clusters")) {
+			line = strings.TrimSpace(line)
+			if strings.Contains(line, total) {
+				now += line
+			}
+			busy = busy || strings.Contains(line, active) && !strings.HasSuffix(line, "::0")
+		}
+		same := now == last
+		last = now
+		return same && !busy && now != ""
+	})
 }
 
 // The near ones are called, the far ones only when no near one is left; weights
