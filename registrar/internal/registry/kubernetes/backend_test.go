@@ -152,6 +152,8 @@ func TestWrites(t *testing.T) {
 	ep.Generation++
 	must(t, n1.Publish(t.Context(), ep)) // of another generation only
 	n1.settled(t)
+	// A write is counted with its answer, which the watch may overtake.
+	await(t, "every write is counted", func() bool { return n1.writes(t) >= 3 })
 	if got := n1.writes(t); got != 3 {
 		t.Errorf("%v writes of three states", got)
 	}
@@ -166,7 +168,9 @@ func TestWrites(t *testing.T) {
 	must(t, n1.Withdraw(t.Context(), ep.UID, ep.Generation+1))
 	c.awaitObjects(t, 0)
 	n1.settled(t)
-	if applied, deleted := n1.value(t, "portolan_registry_api_writes_total", "verb=apply"), n1.value(t, "portolan_registry_api_writes_total", "verb=delete"); applied != 0 || deleted != 1 {
+	deletes := func() float64 { return n1.value(t, "portolan_registry_api_writes_total", "verb=delete") }
+	await(t, "the delete is counted", func() bool { return deletes() >= 1 })
+	if applied, deleted := n1.value(t, "portolan_registry_api_writes_total", "verb=apply"), deletes(); applied != 0 || deleted != 1 {
 		t.Errorf("after a restart %v were applied and %v deleted", applied, deleted)
 	}
 }
