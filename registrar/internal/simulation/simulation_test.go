@@ -8,8 +8,8 @@ import (
 )
 
 var (
-	simulationSeeds = flag.Int("simulation.seeds", 10, "runs of the simulation")
-	simulationSteps = flag.Int("simulation.steps", 1000, "steps of each run")
+	simulationSeeds = flag.Int("simulation.seeds", 2, "runs of the simulation")
+	simulationSteps = flag.Int("simulation.steps", 300, "steps of each run")
 	simulationFirst = flag.Uint64("simulation.first", 1, "seed of the first run")
 )
 
