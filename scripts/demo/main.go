@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/portolan-mesh/portolan/scripts/node"
 	"github.com/portolan-mesh/portolan/scripts/sandbox"
 )
@@ -26,13 +24,7 @@ const logDir = "/run/demo"
 const cleanUpTime = 20 * time.Second
 
 func main() {
-	if host, err := os.Hostname(); err == nil && host != sandbox.Hostname {
-		// Whatever becomes of make, which waits for this process, nothing stays.
-		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0, 0, 0); err != nil {
-			fmt.Fprintln(os.Stderr, "demo: end with the caller:", err)
-		}
-	}
-	os.Exit(sandbox.Run(inside))
+	os.Exit(sandbox.RunForCaller(inside))
 }
 
 func inside() int {

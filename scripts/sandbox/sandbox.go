@@ -30,6 +30,17 @@ const (
 // exitSetup is the exit code when the sandbox itself could not be made.
 const exitSetup = 125
 
+// RunForCaller is Run for a command that make waits for: whatever becomes of the
+// caller, the command ends, too, and nothing stays.
+func RunForCaller(inside func() int) int {
+	if host, err := os.Hostname(); err == nil && host != Hostname {
+		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0, 0, 0); err != nil {
+			fmt.Fprintln(os.Stderr, "sandbox: end with the caller:", err)
+		}
+	}
+	return Run(inside)
+}
+
 // Run calls inside in a sandbox, in a process of its own, and returns the exit
 // code for the calling process: what inside returned, 128 plus the signal that
 // ended it, or 125, with a message on standard error, when there was no

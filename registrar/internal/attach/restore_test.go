@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/portolan-mesh/portolan/api/cni/spool"
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
@@ -83,24 +84,32 @@ func TestRestoreReplaysTheSpool(t *testing.T) {
 	}
 }
 
-// Contract 4.8, MESH-24: a restart tells everybody what runs, and a pod whose
-// network namespace is gone to nobody.
-func TestRestoreTells(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.db")
-	db := openDB(t, path)
+// restoredWithoutC2 is a restart with c1 and c2 stored, of which c2's network
+// namespace went while nobody looked.
+func restoredWithoutC2(t *testing.T, db *bolt.DB) (*world, *Manager) {
+	t.Helper()
 	m := newManager(t, newWorld(), db)
 	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
 	mustAdd(t, m, addRequest("c2", "b", "10.1.0.3", multiPort()))
 	w := newWorld()
 	w.gone[key("c2")] = true
-	m2 := newManager(t, w, db)
-	m2.cfg.NetnsDir = m.cfg.NetnsDir
+	again := newManager(t, w, db)
+	again.cfg.NetnsDir = m.cfg.NetnsDir
 	if err := os.WriteFile(filepath.Join(filepath.Dir(m.cfg.NetnsDir), runMarker), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := m2.Restore(t.Context()); err != nil {
+	if err := again.Restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	return w, again
+}
+
+// Contract 4.8, MESH-24: a restart tells everybody what runs, and a pod whose
+// network namespace is gone to nobody.
+func TestRestoreTells(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	db := openDB(t, path)
+	w, m2 := restoredWithoutC2(t, db)
 	want := []string{"ensure payments", "mesh add c1-eth0", "dns add c1-eth0", "publish c1-eth0 8080=unhealthy,9090=unhealthy"}
 	if d := cmp.Diff(want, w.events()); d != "" {
 		t.Errorf("told (-want +got):\n%s", d)
@@ -196,19 +205,7 @@ func TestUnmeshedNotes(t *testing.T) {
 // identity: c1 has the same one, and keeps its certificate.
 func TestDelOfUntold(t *testing.T) {
 	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
-	m := newManager(t, newWorld(), db)
-	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
-	mustAdd(t, m, addRequest("c2", "b", "10.1.0.3", multiPort()))
-	w := newWorld()
-	w.gone[key("c2")] = true
-	m2 := newManager(t, w, db)
-	m2.cfg.NetnsDir = m.cfg.NetnsDir
-	if err := os.WriteFile(filepath.Join(filepath.Dir(m.cfg.NetnsDir), runMarker), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := m2.Restore(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w, m2 := restoredWithoutC2(t, db)
 	before := len(w.events())
 	if err := m2.Del(t.Context(), key("c2")); err != nil {
 		t.Fatal(err)
