@@ -24,7 +24,7 @@ func TestInstallAndUninstall(t *testing.T) {
 	const namespace = "adopted"
 	c := scenario(t, namespace)
 	t.Cleanup(func() { // whatever happened, the next test has its mesh
-		if err := c.lab.install(context.WithoutCancel(t.Context()), os.Stdout); err != nil {
+		if err := c.lab.Install(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})
@@ -36,7 +36,7 @@ func TestInstallAndUninstall(t *testing.T) {
 	eventually(t, patience, func() string { return c.ghosts(t.Context(), namespace, slices.Concat(callers, servers, goner)) })
 	running := c.containers(t, namespace)
 
-	c.kubectl(t, "delete", "--wait", "-k", filepath.Join(c.lab.root, "scripts/lab/deploy"))
+	c.kubectl(t, "delete", "--wait", "-k", filepath.Join(c.lab.Root, "scripts/lab/deploy"))
 	for i := 1; i <= nodes; i++ {
 		eventually(t, patience, func() string { return c.leftOver(t, i) })
 	}
@@ -57,7 +57,7 @@ func TestInstallAndUninstall(t *testing.T) {
 	c.apply(t, namespace, serverPod("newcomer", "8080"))
 	newcomer := c.awaitPods(t, namespace, "app=newcomer", 1)
 	running = c.containers(t, namespace)
-	if err := c.lab.install(t.Context(), os.Stdout); err != nil {
+	if err := c.lab.Install(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c.awaitServing(t, namespace, "payments", 2)
@@ -141,8 +141,8 @@ func TestRewritingPrimary(t *testing.T) {
 	c := scenario(t, namespace)
 	c.apply(t, namespace, clients)
 	callers := c.awaitPods(t, namespace, "app=client", nodes)
-	dir := filepath.Join(c.lab.dir, fmt.Sprintf("node%d", node), "etc/cni/net.d")
-	own, err := os.ReadFile(filepath.Join(c.lab.dir, fmt.Sprintf("node%d", nodes), "etc/cni/net.d", primaryFile))
+	dir := filepath.Join(c.lab.Dir, fmt.Sprintf("node%d", node), "etc/cni/net.d")
+	own, err := os.ReadFile(filepath.Join(c.lab.Dir, fmt.Sprintf("node%d", nodes), "etc/cni/net.d", primaryFile))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,11 +21,12 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	endpointv1alpha1 "github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
+	"github.com/portolan-mesh/portolan/scripts/lab"
 )
 
 const (
 	// meshNamespace is where the manifests install the mesh.
-	meshNamespace = "portolan-system"
+	meshNamespace = lab.MeshNamespace
 	// patience bounds every wait; it matters only when something is broken.
 	patience = 90 * time.Second
 	// poll is the pause between two looks at what has no event.
@@ -34,7 +35,7 @@ const (
 
 // cluster is the lab's Kubernetes with the mesh, as its administrator sees it.
 type cluster struct {
-	lab    lab
+	lab    lab.Lab
 	config *rest.Config
 	client kubernetes.Interface
 	// objects are of any type, by resource.
@@ -49,7 +50,7 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{lab: l}
-	if c.config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(l.dir, "kubeconfig")); err != nil {
+	if c.config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(l.Dir, "kubeconfig")); err != nil {
 		t.Fatal(err)
 	}
 	c.config.QPS = -1
@@ -80,7 +81,7 @@ func (c *cluster) dumpOnFailure(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
-			c.lab.dump(t.Context(), strings.ReplaceAll(t.Name(), "/", "-"))
+			dump(t.Context(), c.lab, strings.ReplaceAll(t.Name(), "/", "-"))
 		}
 	})
 }

@@ -19,14 +19,14 @@ import (
 
 // kubectlCommand is kubectl as administrator.
 func (c *cluster) kubectlCommand(ctx context.Context, args ...string) *exec.Cmd {
-	return c.lab.command(ctx, append([]string{
-		filepath.Join(c.lab.root, "bin/lab/hyperkube"), "kubectl", "--kubeconfig", filepath.Join(c.lab.dir, "kubeconfig"),
+	return c.lab.Command(ctx, append([]string{
+		filepath.Join(c.lab.Root, "bin/lab/hyperkube"), "kubectl", "--kubeconfig", filepath.Join(c.lab.Dir, "kubeconfig"),
 	}, args...)...)
 }
 
 // nodeCommand is a command in a node.
 func (c *cluster) nodeCommand(ctx context.Context, node string, args ...string) *exec.Cmd {
-	return c.lab.command(ctx, append([]string{c.lab.script(), "node", strings.TrimPrefix(node, "node")}, args...)...)
+	return c.lab.Command(ctx, append([]string{c.lab.Script(), "node", strings.TrimPrefix(node, "node")}, args...)...)
 }
 
 // inNode runs a command in a node and returns its output.

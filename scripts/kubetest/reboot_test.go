@@ -2,7 +2,6 @@ package kubetest
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -29,7 +28,7 @@ func TestReboot(t *testing.T) {
 	if len(old) != 2 {
 		t.Fatalf("on node%d are attached %v, want a client and a server", rebooted, old)
 	}
-	if err = c.lab.run(t.Context(), os.Stdout, c.lab.script(), "reboot", fmt.Sprint(rebooted)); err != nil {
+	if err = c.lab.Run(t.Context(), c.lab.Script(), "reboot", fmt.Sprint(rebooted)); err != nil {
 		t.Fatal(err)
 	}
 	// The API server shows the state before the power cut until the kubelet speaks.

@@ -4,55 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
-	"net"
-	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/portolan-mesh/portolan/scripts/lab"
 )
 
-const (
-	// adminSocket is where a node's registrar answers `registrar status`.
-	adminSocket = "/run/portolan/admin.sock"
-	// envoySocket is where a node's Envoy has its admin interface.
-	envoySocket = "/run/portolan/envoy/admin.sock"
-)
-
-// onNode gets a path from a unix socket of a node. A socket is a file: it is
-// reached through the node's process, without entering its namespaces.
-func (c *cluster) onNode(ctx context.Context, node int, socket, path string) ([]byte, error) {
-	pid, err := os.ReadFile(filepath.Join(c.lab.dir, "pid", fmt.Sprintf("node%d", node)))
-	if err != nil {
-		return nil, err
-	}
-	file := filepath.Join("/proc", strings.TrimSpace(string(pid)), "root", socket)
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var dialer net.Dialer
-			return dialer.DialContext(ctx, "unix", file)
-		},
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node"+path, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("node%d: %w", node, err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("node%d: %s: %s: %s", node, path, resp.Status, body)
-	}
-	return body, err
-}
+// adminSocket is where a node's registrar answers `registrar status`.
+const adminSocket = "/run/portolan/admin.sock"
 
 // status is what the tests read of `registrar status -o json`.
 type status struct {
@@ -82,7 +43,7 @@ type statusPort struct {
 // registrarStatus asks a node's registrar what it knows.
 func (c *cluster) registrarStatus(ctx context.Context, node int) (status, error) {
 	var s status
-	body, err := c.onNode(ctx, node, adminSocket, "/status")
+	body, err := c.lab.Get(ctx, node, adminSocket, "/status")
 	if err != nil {
 		return s, err
 	}
@@ -134,7 +95,7 @@ func (c *cluster) unhealthyAnywhere(ctx context.Context, service string, pods in
 // envoyClusters are the clusters that a node's Envoy has, each with the addresses of
 // its endpoints, sorted. One that is not healthy by EDS has the reason behind it.
 func (c *cluster) envoyClusters(ctx context.Context, node int) (map[string][]string, error) {
-	body, err := c.onNode(ctx, node, envoySocket, "/clusters?format=json")
+	body, err := c.lab.Get(ctx, node, lab.EnvoySocket, "/clusters?format=json")
 	if err != nil {
 		return nil, err
 	}
