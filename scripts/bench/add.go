@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
 )
 
 // addRounds is how often each chain is measured; parallelRounds the same for many
@@ -48,7 +50,7 @@ func networks(bin string) (bridge, withNoop, withPortolan *network, err error) {
 	return bridge, withNoop, withPortolan, errors.Join(errs[:]...)
 }
 
-func addAndDel(ctx context.Context, r *rig) ([]figure, error) {
+func addAndDel(ctx context.Context, r *rig) ([]measure.Figure, error) {
 	if _, err := r.node(ctx); err != nil {
 		return nil, err
 	}
@@ -56,11 +58,11 @@ func addAndDel(ctx context.Context, r *rig) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := interleave(ctx, addRounds,
-		variant[life]{"bridge", lifeOf(bridge, nil)},
-		variant[life]{"bridge, no-op", lifeOf(withNoop, nil)},
-		variant[life]{"bridge, portolan, unmeshed", lifeOf(withPortolan, map[string]string{})},
-		variant[life]{"bridge, portolan, meshed", lifeOf(withPortolan, meshed())},
+	got, err := measure.Interleave(ctx, addRounds,
+		measure.Variant[life]{Name: "bridge", Measure: lifeOf(bridge, nil)},
+		measure.Variant[life]{Name: "bridge, no-op", Measure: lifeOf(withNoop, nil)},
+		measure.Variant[life]{Name: "bridge, portolan, unmeshed", Measure: lifeOf(withPortolan, map[string]string{})},
+		measure.Variant[life]{Name: "bridge, portolan, meshed", Measure: lifeOf(withPortolan, meshed())},
 	)
 	if err != nil {
 		return nil, err
@@ -71,24 +73,24 @@ func addAndDel(ctx context.Context, r *rig) ([]figure, error) {
 			adds[i], dels[i] = append(adds[i], l.add), append(dels[i], l.del)
 		}
 	}
-	plain, noopAdds := p50(adds[0]), p50(minus(adds[1], adds[0]))
-	unmeshed, mesh := p50(minus(adds[2], adds[0])), p50(minus(adds[3], adds[0]))
-	plainDel, noopDel, meshDel := p50(dels[0]), p50(minus(dels[1], dels[0])), p50(minus(dels[3], dels[0]))
-	return []figure{
+	plain, noopAdds := measure.P50(adds[0]), measure.P50(measure.Minus(adds[1], adds[0]))
+	unmeshed, mesh := measure.P50(measure.Minus(adds[2], adds[0])), measure.P50(measure.Minus(adds[3], adds[0]))
+	plainDel, noopDel, meshDel := measure.P50(dels[0]), measure.P50(measure.Minus(dels[1], dels[0])), measure.P50(measure.Minus(dels[3], dels[0]))
+	return []measure.Figure{
 		{
-			ok: ratio(unmeshed, noopAdds) <= 2.5, what: "ADD through libcni, pod not in the mesh",
-			measured: fmt.Sprintf("adds %.2fx what the no-op adds (+%s)", ratio(unmeshed, noopAdds), millis(unmeshed)),
-			compared: fmt.Sprintf("[bridge, no-op plugin] (+%s to [bridge], %s)", millis(noopAdds), millis(plain)), aim: "<= 2.5x",
+			OK: measure.Ratio(unmeshed, noopAdds) <= 2.5, What: "ADD through libcni, pod not in the mesh",
+			Measured: fmt.Sprintf("adds %.2fx what the no-op adds (+%s)", measure.Ratio(unmeshed, noopAdds), measure.Millis(unmeshed)),
+			Compared: fmt.Sprintf("[bridge, no-op plugin] (+%s to [bridge], %s)", measure.Millis(noopAdds), measure.Millis(plain)), Aim: "<= 2.5x",
 		},
 		{
-			ok: ratio(mesh, plain) <= 1.5, what: "ADD of a pod in the mesh, to proven listeners",
-			measured: fmt.Sprintf("adds %.2fx (+%s)", ratio(mesh, plain), millis(mesh)),
-			compared: fmt.Sprintf("[bridge] (%s)", millis(plain)), aim: "adds <= 1.5x",
+			OK: measure.Ratio(mesh, plain) <= 1.5, What: "ADD of a pod in the mesh, to proven listeners",
+			Measured: fmt.Sprintf("adds %.2fx (+%s)", measure.Ratio(mesh, plain), measure.Millis(mesh)),
+			Compared: fmt.Sprintf("[bridge] (%s)", measure.Millis(plain)), Aim: "adds <= 1.5x",
 		},
 		{
-			ok: ratio(meshDel, plainDel) <= 0.25, what: "DEL of a pod in the mesh, without the wait for its drain",
-			measured: fmt.Sprintf("adds %.2fx (%+.3g ms)", ratio(meshDel, plainDel), float64(meshDel)/1e6),
-			compared: fmt.Sprintf("[bridge] (%s; the no-op plugin adds %+.3g ms)", millis(plainDel), float64(noopDel)/1e6), aim: "adds <= 0.25x",
+			OK: measure.Ratio(meshDel, plainDel) <= 0.25, What: "DEL of a pod in the mesh, without the wait for its drain",
+			Measured: fmt.Sprintf("adds %.2fx (%+.3g ms)", measure.Ratio(meshDel, plainDel), float64(meshDel)/1e6),
+			Compared: fmt.Sprintf("[bridge] (%s; the no-op plugin adds %+.3g ms)", measure.Millis(plainDel), float64(noopDel)/1e6), Aim: "adds <= 0.25x",
 		},
 	}, nil
 }
@@ -122,7 +124,7 @@ func atOnce(n *network, annotations map[string]string) func(context.Context) (ti
 	}
 }
 
-func addInParallel(ctx context.Context, r *rig) ([]figure, error) {
+func addInParallel(ctx context.Context, r *rig) ([]measure.Figure, error) {
 	if _, err := r.node(ctx); err != nil {
 		return nil, err
 	}
@@ -130,17 +132,17 @@ func addInParallel(ctx context.Context, r *rig) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := interleave(ctx, parallelRounds,
-		variant[time.Duration]{"bridge", atOnce(bridge, nil)},
-		variant[time.Duration]{"bridge, portolan, meshed", atOnce(withPortolan, meshed())},
+	got, err := measure.Interleave(ctx, parallelRounds,
+		measure.Variant[time.Duration]{Name: "bridge", Measure: atOnce(bridge, nil)},
+		measure.Variant[time.Duration]{Name: "bridge, portolan, meshed", Measure: atOnce(withPortolan, meshed())},
 	)
 	if err != nil {
 		return nil, err
 	}
-	plain, mesh := p50(got[0]), p50(got[1])
-	return []figure{{
-		ok: ratio(mesh, plain) <= 2.5, what: fmt.Sprintf("%d ADDs at once, pods in the mesh, until the last one is proven", parallelPods),
-		measured: fmt.Sprintf("%.2fx (%s)", ratio(mesh, plain), millis(mesh)),
-		compared: fmt.Sprintf("[bridge] (%s)", millis(plain)), aim: "<= 2.5x",
+	plain, mesh := measure.P50(got[0]), measure.P50(got[1])
+	return []measure.Figure{{
+		OK: measure.Ratio(mesh, plain) <= 2.5, What: fmt.Sprintf("%d ADDs at once, pods in the mesh, until the last one is proven", parallelPods),
+		Measured: fmt.Sprintf("%.2fx (%s)", measure.Ratio(mesh, plain), measure.Millis(mesh)),
+		Compared: fmt.Sprintf("[bridge] (%s)", measure.Millis(plain)), Aim: "<= 2.5x",
 	}}, nil
 }

@@ -11,13 +11,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"go.etcd.io/bbolt"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/portolan-mesh/portolan/api/annotation"
 	endpointv1 "github.com/portolan-mesh/portolan/api/endpoint/v1"
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
 
@@ -34,7 +34,7 @@ const (
 // Envoy's resident memory when it has all their clusters, declared by pods as their
 // upstreams, and again when each was asked for once: Envoy makes the statistics of a
 // cluster at its first use.
-func envoyMemory(ctx context.Context, r *rig) (_ []figure, err error) {
+func envoyMemory(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 	if err := r.close(ctx); err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func envoyMemory(ctx context.Context, r *rig) (_ []figure, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, closeNode(ctx, n)) }()
-	before, err := residentMemory(n.Envoy.Pid())
+	before, err := measure.ResidentMemory(n.Envoy.Pid())
 	if err != nil {
 		return nil, err
 	}
@@ -57,22 +57,22 @@ func envoyMemory(ctx context.Context, r *rig) (_ []figure, err error) {
 	if err := awaitClusters(ctx, n); err != nil {
 		return nil, err
 	}
-	loaded, err := residentMemory(n.Envoy.Pid())
+	loaded, err := measure.ResidentMemory(n.Envoy.Pid())
 	if err != nil {
 		return nil, err
 	}
 	if err := askForAll(ctx, client); err != nil {
 		return nil, err
 	}
-	used, err := residentMemory(n.Envoy.Pid())
+	used, err := measure.ResidentMemory(n.Envoy.Pid())
 	if err != nil {
 		return nil, err
 	}
 	what := fmt.Sprintf("resident memory of Envoy, %d clusters with %d endpoints each", memoryServices, memoryEndpoints)
 	compared, aim := fmt.Sprintf("before: %d MB", before>>20), fmt.Sprintf("<= %d MB", memoryAim>>20)
-	return []figure{
-		{ok: loaded <= memoryAim, what: what + ", none used yet", measured: fmt.Sprintf("%d MB", loaded>>20), compared: compared, aim: aim},
-		{ok: used <= memoryAim, what: what + ", each used once", measured: fmt.Sprintf("%d MB", used>>20), compared: compared, aim: aim},
+	return []measure.Figure{
+		{OK: loaded <= memoryAim, What: what + ", none used yet", Measured: fmt.Sprintf("%d MB", loaded>>20), Compared: compared, Aim: aim},
+		{OK: used <= memoryAim, What: what + ", each used once", Measured: fmt.Sprintf("%d MB", used>>20), Compared: compared, Aim: aim},
 	}, nil
 }
 
@@ -193,17 +193,4 @@ func activeClusters(ctx context.Context, n *node.Node) (int, error) {
 		return 0, fmt.Errorf("read Envoy's statistics %q: %w", text, err)
 	}
 	return stats.Stats[0].Value, nil
-}
-
-// residentMemory of a process, in bytes.
-func residentMemory(pid int) (int64, error) {
-	proc, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0, fmt.Errorf("read Envoy's memory: %w", err)
-	}
-	stat, err := proc.Stat()
-	if err != nil {
-		return 0, fmt.Errorf("read Envoy's memory: %w", err)
-	}
-	return int64(stat.ResidentMemory()), nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
 
@@ -21,7 +22,7 @@ const (
 
 // firstRequest measures requests to clusters that Envoy does not have yet, and to
 // ports that nobody serves; each asks DNS and opens a connection.
-func firstRequest(ctx context.Context, r *rig) (_ []figure, err error) {
+func firstRequest(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 	n, err := r.node(ctx)
 	if err != nil {
 		return nil, err
@@ -65,16 +66,16 @@ func firstRequest(ctx context.Context, r *rig) (_ []figure, err error) {
 		}
 		unknown = append(unknown, took)
 	}
-	worst := quantile(unknown, 1)
-	return []figure{
+	worst := measure.Quantile(unknown, 1)
+	return []measure.Figure{
 		{
-			ok: quantile(cold, 0.99) < 15*time.Millisecond, what: "first request to a (service, port), with DNS and connection",
-			measured: fmt.Sprintf("p99 %s, p50 %s", millis(quantile(cold, 0.99)), millis(p50(cold))),
-			compared: fmt.Sprintf("the second (p50 %s)", millis(p50(warm))), aim: "p99 < 15 ms",
+			OK: measure.Quantile(cold, 0.99) < 15*time.Millisecond, What: "first request to a (service, port), with DNS and connection",
+			Measured: fmt.Sprintf("p99 %s, p50 %s", measure.Millis(measure.Quantile(cold, 0.99)), measure.Millis(measure.P50(cold))),
+			Compared: fmt.Sprintf("the second (p50 %s)", measure.Millis(measure.P50(warm))), Aim: "p99 < 15 ms",
 		},
 		{
-			ok: worst < 5*time.Millisecond, what: "request to a port that nobody serves: 503, with DNS and connection",
-			measured: fmt.Sprintf("slowest of %d %s, p50 %s", len(unknown), millis(worst), millis(p50(unknown))), aim: "< 5 ms every time",
+			OK: worst < 5*time.Millisecond, What: "request to a port that nobody serves: 503, with DNS and connection",
+			Measured: fmt.Sprintf("slowest of %d %s, p50 %s", len(unknown), measure.Millis(worst), measure.Millis(measure.P50(unknown))), Aim: "< 5 ms every time",
 		},
 	}, nil
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/perf/benchfmt"
+
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
 )
 
 // The packages whose Go benchmarks are run here.
@@ -90,7 +92,7 @@ func changeSeries() []series {
 }
 
 // endpointChange compares what one change costs, at three sizes.
-func endpointChange(ctx context.Context, _ *rig) ([]figure, error) {
+func endpointChange(ctx context.Context, _ *rig) ([]measure.Figure, error) {
 	benches := make(map[string]goBench)
 	all := changeSeries()
 	least := make([]map[string]float64, len(all))
@@ -123,16 +125,16 @@ func endpointChange(ctx context.Context, _ *rig) ([]figure, error) {
 	_, linear := micros(least[1], all[1].name)
 	_, snapshot := micros(least[2], all[2].name)
 	before, beforeText := micros(least[3], all[3].name)
-	return []figure{
+	return []measure.Figure{
 		{
-			ok:       slices.Max(ours) <= 30 && flat(ours),
-			what:     "one endpoint change, cache to acknowledgement, at 100 / 10,000 / 100,000 load assignments, 200 subscribed (processor time)",
-			measured: oursText, compared: fmt.Sprintf("LinearCache %s; SnapshotCache %s", linear, snapshot), aim: "<= 30 us and flat",
+			OK:       slices.Max(ours) <= 30 && flat(ours),
+			What:     "one endpoint change, cache to acknowledgement, at 100 / 10,000 / 100,000 load assignments, 200 subscribed (processor time)",
+			Measured: oursText, Compared: fmt.Sprintf("LinearCache %s; SnapshotCache %s", linear, snapshot), Aim: "<= 30 us and flat",
 		},
 		{
-			ok:       slices.Max(before) <= 30 && flat(before),
-			what:     "before that: record to new load assignments of two ports, at 100 / 10,000 / 100,000 endpoints",
-			measured: beforeText, aim: "<= 30 us and flat",
+			OK:       slices.Max(before) <= 30 && flat(before),
+			What:     "before that: record to new load assignments of two ports, at 100 / 10,000 / 100,000 endpoints",
+			Measured: beforeText, Aim: "<= 30 us and flat",
 		},
 	}, nil
 }
@@ -154,7 +156,7 @@ func micros(nanos map[string]float64, name string) ([]float64, string) {
 func flat(values []float64) bool { return slices.Max(values) <= 2*slices.Min(values) }
 
 // memoryPerEndpoint is what the projection keeps of a record.
-func memoryPerEndpoint(ctx context.Context, _ *rig) ([]figure, error) {
+func memoryPerEndpoint(ctx context.Context, _ *rig) ([]measure.Figure, error) {
 	projection, err := compile(ctx, projectionPackage)
 	if err != nil {
 		return nil, err
@@ -164,8 +166,8 @@ func memoryPerEndpoint(ctx context.Context, _ *rig) ([]figure, error) {
 		return nil, err
 	}
 	hundred, ten := got["MemoryPerEndpoint/pods=100"], got["MemoryPerEndpoint/pods=10"]
-	return []figure{{
-		ok: max(hundred, ten) <= 500, what: "memory of an endpoint in the projection, 100,000 with three ports each, 100 / 10 in a service",
-		measured: fmt.Sprintf("%.0f / %.0f bytes", hundred, ten), aim: "<= 500 bytes",
+	return []measure.Figure{{
+		OK: max(hundred, ten) <= 500, What: "memory of an endpoint in the projection, 100,000 with three ports each, 100 / 10 in a service",
+		Measured: fmt.Sprintf("%.0f / %.0f bytes", hundred, ten), Aim: "<= 500 bytes",
 	}}, nil
 }

@@ -8,8 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/prometheus/procfs"
-
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
 
@@ -33,7 +32,7 @@ type load struct {
 // configuration of the same hops. Each request passes Envoy twice, out of the one
 // pod and into the other. That both passes are in one process, on one node, is what
 // one node can show: with two nodes each pass has an Envoy of its own.
-func traffic(ctx context.Context, r *rig) (_ []figure, err error) {
+func traffic(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 	n, err := r.node(ctx)
 	if err != nil {
 		return nil, err
@@ -63,27 +62,27 @@ func traffic(ctx context.Context, r *rig) (_ []figure, err error) {
 	defer func() { err = errors.Join(err, byHand.stop()) }()
 
 	ours, theirs := n.Envoy.Pid(), byHand.cmd.Process.Pid
-	measure := func(connections int) ([][]load, error) {
+	compare := func(connections int) ([][]load, error) {
 		generator := fortio{path: path, from: client, connections: connections}
 		run := func(url string, envoy int) func(context.Context) (load, error) {
 			return func(ctx context.Context) (load, error) { return generator.send(ctx, url, envoy) }
 		}
-		return interleave(ctx, trafficRounds,
-			variant[load]{"direct", run(fmt.Sprintf("http://%s:8080/", server.IP()), ours)},
-			variant[load]{"portolan", run("http://traffic.aether.internal/", ours)},
-			variant[load]{"hand-written, HTTP/1.1 between", run(fmt.Sprintf("http://127.0.0.1:%d/", handwrittenHTTP1), theirs)},
-			variant[load]{"hand-written, HTTP/2 between", run(fmt.Sprintf("http://127.0.0.1:%d/", handwrittenHTTP2), theirs)},
+		return measure.Interleave(ctx, trafficRounds,
+			measure.Variant[load]{Name: "direct", Measure: run(fmt.Sprintf("http://%s:8080/", server.IP()), ours)},
+			measure.Variant[load]{Name: "portolan", Measure: run("http://traffic.aether.internal/", ours)},
+			measure.Variant[load]{Name: "hand-written, HTTP/1.1 between", Measure: run(fmt.Sprintf("http://127.0.0.1:%d/", handwrittenHTTP1), theirs)},
+			measure.Variant[load]{Name: "hand-written, HTTP/2 between", Measure: run(fmt.Sprintf("http://127.0.0.1:%d/", handwrittenHTTP2), theirs)},
 		)
 	}
-	one, err := measure(1)
+	one, err := compare(1)
 	if err != nil {
 		return nil, err
 	}
-	many, err := measure(trafficConnections)
+	many, err := compare(trafficConnections)
 	if err != nil {
 		return nil, err
 	}
-	return append([]figure{latency(one)}, throughput(many)...), nil
+	return append([]measure.Figure{latency(one)}, throughput(many)...), nil
 }
 
 // fortio is the load generator, in a pod.
@@ -96,7 +95,7 @@ type fortio struct {
 // send sends requests as fast as they are answered, and looks at the Envoy with
 // this process ID meanwhile.
 func (f fortio) send(ctx context.Context, url string, envoy int) (load, error) {
-	before, err := processorTime(envoy)
+	before, err := measure.ProcessorTime(envoy)
 	if err != nil {
 		return load{}, err
 	}
@@ -109,52 +108,52 @@ func (f fortio) send(ctx context.Context, url string, envoy int) (load, error) {
 	if err != nil {
 		return load{}, err
 	}
-	after, err := processorTime(envoy)
+	after, err := measure.ProcessorTime(envoy)
 	l.envoy = float64((after - before).Microseconds()) / float64(l.requests)
 	return l, err
 }
 
-func latency(loads [][]load) figure {
+func latency(loads [][]load) measure.Figure {
 	var times [4][]time.Duration
 	for i, rounds := range loads {
 		for _, l := range rounds {
 			times[i] = append(times[i], l.p50)
 		}
 	}
-	mesh, http1, http2 := p50(minus(times[1], times[0])), p50(minus(times[2], times[0])), p50(minus(times[3], times[0]))
+	mesh, http1, http2 := measure.P50(measure.Minus(times[1], times[0])), measure.P50(measure.Minus(times[2], times[0])), measure.P50(measure.Minus(times[3], times[0]))
 	best := min(http1, http2)
-	return figure{
-		ok: ratio(mesh, best) <= 1.05, what: "latency that the mesh adds, one connection, two passes of one Envoy",
-		measured: fmt.Sprintf("%+.1f %% (+%s to direct %s)", 100*(ratio(mesh, best)-1), millis(mesh), millis(p50(times[0]))),
-		compared: fmt.Sprintf("hand-written Envoy with HTTP/1.1 (+%s) or HTTP/2 (+%s) between the passes, the better", millis(http1), millis(http2)),
-		aim:      "<= 5 % worse",
+	return measure.Figure{
+		OK: measure.Ratio(mesh, best) <= 1.05, What: "latency that the mesh adds, one connection, two passes of one Envoy",
+		Measured: fmt.Sprintf("%+.1f %% (+%s to direct %s)", 100*(measure.Ratio(mesh, best)-1), measure.Millis(mesh), measure.Millis(measure.P50(times[0]))),
+		Compared: fmt.Sprintf("hand-written Envoy with HTTP/1.1 (+%s) or HTTP/2 (+%s) between the passes, the better", measure.Millis(http1), measure.Millis(http2)),
+		Aim:      "<= 5 % worse",
 	}
 }
 
 // throughput compares with the same protocol between the passes, and with HTTP/2
 // there, which the mesh speaks only for clients that do.
-func throughput(loads [][]load) []figure {
+func throughput(loads [][]load) []measure.Figure {
 	var rates, spent [4][]float64
 	for i, rounds := range loads {
 		for _, l := range rounds {
 			rates[i], spent[i] = append(rates[i], l.qps), append(spent[i], l.envoy)
 		}
 	}
-	row := func(i int, version string) figure {
+	row := func(i int, version string) measure.Figure {
 		relative := make([]float64, trafficRounds)
 		for round := range relative {
 			relative[round] = rates[1][round] / rates[i][round]
 		}
-		return figure{
-			ok:   p50(relative) >= 0.95,
-			what: fmt.Sprintf("requests/s of HTTP/1.1 clients, %d connections, two passes of one Envoy with two workers", trafficConnections),
-			measured: fmt.Sprintf("%+.1f %% (%.0f/s, %.0f us of Envoy's processor time each; direct %.0f/s)",
-				100*(p50(relative)-1), p50(rates[1]), p50(spent[1]), p50(rates[0])),
-			compared: fmt.Sprintf("hand-written Envoy with %s between the passes (%.0f/s, %.0f us)", version, p50(rates[i]), p50(spent[i])),
-			aim:      "<= 5 % worse",
+		return measure.Figure{
+			OK:   measure.P50(relative) >= 0.95,
+			What: fmt.Sprintf("requests/s of HTTP/1.1 clients, %d connections, two passes of one Envoy with two workers", trafficConnections),
+			Measured: fmt.Sprintf("%+.1f %% (%.0f/s, %.0f us of Envoy's processor time each; direct %.0f/s)",
+				100*(measure.P50(relative)-1), measure.P50(rates[1]), measure.P50(spent[1]), measure.P50(rates[0])),
+			Compared: fmt.Sprintf("hand-written Envoy with %s between the passes (%.0f/s, %.0f us)", version, measure.P50(rates[i]), measure.P50(spent[i])),
+			Aim:      "<= 5 % worse",
 		}
 	}
-	return []figure{row(2, "HTTP/1.1"), row(3, "HTTP/2")}
+	return []measure.Figure{row(2, "HTTP/1.1"), row(3, "HTTP/2")}
 }
 
 // readLoad reads fortio's report; an answer that is not 200 is an error.
@@ -176,17 +175,4 @@ func readLoad(report string) (load, error) {
 		p50: time.Duration(r.DurationHistogram.Percentiles[0].Value * float64(time.Second)),
 		qps: r.ActualQPS, requests: r.RetCodes["200"],
 	}, nil
-}
-
-// processorTime is what a process has used so far.
-func processorTime(pid int) (time.Duration, error) {
-	proc, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0, fmt.Errorf("read Envoy's processor time: %w", err)
-	}
-	stat, err := proc.Stat()
-	if err != nil {
-		return 0, fmt.Errorf("read Envoy's processor time: %w", err)
-	}
-	return time.Duration(stat.CPUTime() * float64(time.Second)), nil
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
 
@@ -25,7 +26,7 @@ const (
 // no longer reaches it. An endpoint comes when its port listens: that includes the
 // wait for the next look at the kernel's listen table, which is no part of the way
 // to Envoy.
-func endpointChangeToEnvoy(ctx context.Context, r *rig) (_ []figure, err error) {
+func endpointChangeToEnvoy(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 	n, err := r.node(ctx)
 	if err != nil {
 		return nil, err
@@ -63,15 +64,15 @@ func endpointChangeToEnvoy(ctx context.Context, r *rig) (_ []figure, err error) 
 		}
 		come, gone = append(come, c), append(gone, g)
 	}
-	return []figure{
+	return []measure.Figure{
 		{
-			ok: p50(gone) < 5*time.Millisecond, what: "endpoint change in the registrar -> Envoy uses it",
-			measured: fmt.Sprintf("p50 %s, p90 %s", millis(p50(gone)), millis(quantile(gone, 0.9))), aim: "p50 < 5 ms",
+			OK: measure.P50(gone) < 5*time.Millisecond, What: "endpoint change in the registrar -> Envoy uses it",
+			Measured: fmt.Sprintf("p50 %s, p90 %s", measure.Millis(measure.P50(gone)), measure.Millis(measure.Quantile(gone, 0.9))), Aim: "p50 < 5 ms",
 		},
 		{
-			ok:       p50(come) < 10*time.Millisecond,
-			what:     "port of a new pod listens -> first request reaches it (its listen table is read every 10 ms)",
-			measured: fmt.Sprintf("p50 %s, p90 %s", millis(p50(come)), millis(quantile(come, 0.9))), aim: "p50 < 5 ms and the mean wait of 5 ms",
+			OK:       measure.P50(come) < 10*time.Millisecond,
+			What:     "port of a new pod listens -> first request reaches it (its listen table is read every 10 ms)",
+			Measured: fmt.Sprintf("p50 %s, p90 %s", measure.Millis(measure.P50(come)), measure.Millis(measure.Quantile(come, 0.9))), Aim: "p50 < 5 ms and the mean wait of 5 ms",
 		},
 	}, nil
 }
