@@ -64,21 +64,14 @@ func (a *Alive) Close() error {
 	return errors.Join(a.hangUpLocked(), a.netns.Close())
 }
 
-// change replaces the element in one transaction, or deletes it. Adding first
-// makes the deletion possible when the element had expired; the second addition
-// starts a new timeout, which adding alone does not on every kernel.
+// change replaces the element in one transaction, or deletes it.
 func (a *Alive) change(keep bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.dialLocked(); err != nil {
 		return err
 	}
-	set := setSpec{name: setAlive, key: nftables.TypeInetService, timeout: AliveTimeout}.set(ourTable())
-	element := []nftables.SetElement{{Key: binary.BigEndian.AppendUint16(nil, portDNS), Timeout: AliveTimeout}}
-	err := errors.Join(a.conn.SetAddElements(set, element), a.conn.SetDeleteElements(set, element))
-	if keep {
-		err = errors.Join(err, a.conn.SetAddElements(set, element))
-	}
+	err := queueAlive(a.conn, aliveSet().set(ourTable()), keep)
 	if err == nil {
 		err = a.conn.Flush()
 	}
@@ -90,6 +83,23 @@ func (a *Alive) change(keep bool) error {
 	}
 	// Answers of this transaction may still be on their way.
 	return errors.Join(err, a.hangUpLocked())
+}
+
+// aliveSet is the set that holds the port of DNS while it is redirected.
+func aliveSet() setSpec {
+	return setSpec{name: setAlive, key: nftables.TypeInetService, timeout: AliveTimeout}
+}
+
+// queueAlive queues a new timeout for the element of set, or its deletion. Adding
+// first makes the deletion possible when the element had expired; the second addition
+// starts the timeout anew, which adding alone does not on every kernel.
+func queueAlive(c *nftables.Conn, set *nftables.Set, keep bool) error {
+	element := []nftables.SetElement{{Key: binary.BigEndian.AppendUint16(nil, portDNS), Timeout: AliveTimeout}}
+	err := errors.Join(c.SetAddElements(set, element), c.SetDeleteElements(set, element))
+	if keep {
+		err = errors.Join(err, c.SetAddElements(set, element))
+	}
+	return err
 }
 
 // dialLocked opens the socket, which stays in the namespace, and gives the next

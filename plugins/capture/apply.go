@@ -21,13 +21,20 @@ const elementsPerMessage = 1000
 // second Apply changes nothing (CNI-55); the element of alive stays. After an
 // error the caller undoes with Remove. A kernel that lacks something gives a
 // *FeatureError.
-func Apply(path string, cfg Config) error {
+func Apply(path string, cfg Config) error { return apply(path, cfg, false) }
+
+// Start is Apply for a pod in which nothing runs yet: if DNS is captured at all it is
+// redirected for the first AliveTimeout, in the same transaction. A second one would
+// make an ADD wait for another grace period of the kernel.
+func Start(path string, cfg Config) error { return apply(path, cfg, true) }
+
+func apply(path string, cfg Config, alive bool) error {
 	cfg, err := cfg.normal()
 	if err != nil {
 		return fmt.Errorf("apply capture in %s: %w", path, err)
 	}
 	err = within(path, func() error {
-		if err := withConn(dial, func(c *nftables.Conn) error { return replaceTable(c, cfg) }); err != nil {
+		if err := withConn(dial, func(c *nftables.Conn) error { return replaceTable(c, cfg, alive) }); err != nil {
 			return err
 		}
 		return addRoutes(cfg)
@@ -45,10 +52,17 @@ func Apply(path string, cfg Config) error {
 }
 
 // Remove takes our table, tables of earlier versions, and our routes out of the
-// namespace at path. Nothing to remove, or no such namespace, is success.
+// namespace at path. Nothing to remove, or no such namespace, is success. On return
+// nothing is captured; the kernel frees the table later, and until then it keeps the
+// socket, and so the namespace: a process that ends waits for it, a registrar does not.
 func Remove(path string) error {
 	err := within(path, func() error {
-		return errors.Join(withConn(dial, removeTables), removeRoutes())
+		conn, err := dial()
+		if err != nil {
+			return fmt.Errorf("open nftables: %w", err)
+		}
+		defer func() { go func() { _ = conn.CloseLasting() }() }()
+		return errors.Join(removeTables(conn), removeRoutes())
 	})
 	if _, gone := errors.AsType[ns.NSPathNotExistErr](err); err == nil || gone {
 		return nil
@@ -90,8 +104,9 @@ func ourTable() *nftables.Table {
 	return &nftables.Table{Name: Table, Family: nftables.TableFamilyINet}
 }
 
-// replaceTable programs the rules of a normal config in one transaction.
-func replaceTable(c *nftables.Conn, cfg Config) error {
+// replaceTable programs the rules of a normal config in one transaction, and with
+// alive the redirection of DNS.
+func replaceTable(c *nftables.Conn, cfg Config, alive bool) error {
 	tables, err := c.ListTables()
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
@@ -121,6 +136,11 @@ func replaceTable(c *nftables.Conn, cfg Config) error {
 	}
 	if err := want.add(c, table, replace); err != nil {
 		return err
+	}
+	if alive && cfg.DNS {
+		if err := queueAlive(c, aliveSet().set(table), true); err != nil {
+			return fmt.Errorf("element of set %s: %w", setAlive, err)
+		}
 	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("program table inet %s: %w", Table, err)

@@ -87,6 +87,35 @@ func TestApplyTwice(t *testing.T) {
 	}
 }
 
+// MESH-46: what Start makes redirects DNS at once, over an older table as well; Apply
+// does not, nor does Start for a pod whose DNS is not captured.
+func TestStart(t *testing.T) {
+	redirected := func(n *nettest.Namespace) bool {
+		return strings.Contains(n.Exec(t, "nft", "list", "table", "inet", "portolan"), "elements = { 53 ")
+	}
+	n := nettest.New(t)
+	apply(t, n, dual())
+	if redirected(n) {
+		t.Error("Apply redirects DNS")
+	}
+	for range 2 {
+		if err := capture.Start(n.Path, dual()); err != nil {
+			t.Fatal(err)
+		}
+		if !redirected(n) {
+			t.Error("Start does not redirect DNS")
+		}
+	}
+	bare := dual()
+	bare.DNS = false
+	if err := capture.Start(n.Path, bare); err != nil {
+		t.Fatal(err)
+	}
+	if redirected(n) {
+		t.Error("DNS that is not captured is redirected")
+	}
+}
+
 // Apply leaves nothing in the caller's configuration changed: it is a value.
 func TestApplyKeepsConfig(t *testing.T) {
 	cfg := dual()

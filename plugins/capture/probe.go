@@ -32,7 +32,7 @@ func probe(dial dialer) error {
 		TCPPorts:      []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:1"), netip.MustParseAddrPort("[fd70:6f72:746f::1]:1")},
 		ExcludeRanges: []netip.Prefix{netip.MustParsePrefix("198.18.0.0/24")}, ExcludePorts: []uint16{1}, DNS: true,
 	}
-	cause := withConn(dial, func(c *nftables.Conn) error { return replaceTable(c, whole) })
+	cause := withConn(dial, func(c *nftables.Conn) error { return replaceTable(c, whole, true) })
 	if cause == nil {
 		return nil
 	}
@@ -69,7 +69,7 @@ func features() []feature {
 		ch.rules = []ruleSpec{{"probe", exprs}}
 		return ruleset{chains: []chainSpec{ch}}
 	}
-	alive := setSpec{name: setAlive, key: nftables.TypeInetService, timeout: AliveTimeout}
+	alive := aliveSet()
 	return []feature{
 		{"nft tables of the family inet", ruleset{}},
 		{"nft chains of the type nat in the family inet", ruleset{chains: []chainSpec{nat}}},

@@ -94,7 +94,7 @@ func build(cfg Config) ruleset {
 		})
 	}
 	if cfg.DNS {
-		out.sets = append(out.sets, setSpec{name: setAlive, key: nftables.TypeInetService, timeout: AliveTimeout})
+		out.sets = append(out.sets, aliveSet())
 		output.rules = append(output.rules, dnsRule(unix.IPPROTO_UDP), dnsRule(unix.IPPROTO_TCP))
 		out.chains = rawChains()
 	}

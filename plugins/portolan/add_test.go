@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/google/go-cmp/cmp"
@@ -281,6 +283,41 @@ func TestAddRedirectsDNS(t *testing.T) {
 	pod, _ := n.mustAdd("c1", joins)
 	if got := pod.Exec(t, "nft", "list", "set", "inet", "portolan", "alive"); !strings.Contains(got, "elements = { 53 ") {
 		t.Errorf("DNS is not redirected:\n%s", got)
+	}
+}
+
+// slowProof is a plugin's clock by which the proof takes as long as it says.
+type slowProof struct {
+	netnsCapture
+	now       time.Time
+	took      time.Duration
+	redirects int
+}
+
+func (s *slowProof) Start(string, capture.Config) error {
+	s.now = s.now.Add(s.took)
+	return nil
+}
+
+func (s *slowProof) RedirectDNS(string) error {
+	s.redirects++
+	return nil
+}
+
+// After a proof that took long, what ADD began with may end before the mesh DNS looks,
+// so ADD redirects DNS again.
+func TestAddRedirectsDNSAgain(t *testing.T) {
+	for took, want := range map[time.Duration]int{time.Second: 0, 3 * time.Second: 1} {
+		n := newNode(t, meshed())
+		pod := nettest.New(t)
+		slow := &slowProof{now: time.Now(), took: took}
+		p := &plugin{log: slog.New(slog.DiscardHandler), capture: slow, now: func() time.Time { return slow.now }}
+		if err := p.add(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Netns: pod.Path, StdinData: []byte(n.addStdin(joins))}); err != nil {
+			t.Fatal(err)
+		}
+		if slow.redirects != want {
+			t.Errorf("after %v: redirected %d times more, want %d", took, slow.redirects, want)
+		}
 	}
 }
 

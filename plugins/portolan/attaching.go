@@ -114,8 +114,9 @@ func (a *attaching) captureWhileProven(adding *client.Adding, cancel context.Can
 	netns := a.request.GetNetns()
 	captured := make(chan error, 1)
 	a.undo = append(a.undo, func() error { return a.plugin.capture.Remove(netns) })
+	begin := a.plugin.now()
 	go func() {
-		err := safely(func() error { return a.plugin.capture.Apply(netns, cfg) })
+		err := safely(func() error { return a.plugin.capture.Start(netns, cfg) })
 		if err != nil {
 			cancel() // do not wait for a proof that does not help
 		}
@@ -125,10 +126,10 @@ func (a *attaching) captureWhileProven(adding *client.Adding, cancel context.Can
 	if err := <-captured; err != nil {
 		return err
 	}
-	if proof == nil && cfg.DNS {
-		// The mesh DNS keeps the redirection alive but may begin with it after ADD
-		// has returned. The pod's first query must not slip past: an application
-		// remembers an NXDOMAIN. The proof says that the sockets are open.
+	// The mesh DNS, whose sockets are open by the proof, keeps the redirection alive,
+	// but may begin with it after ADD has returned. The pod's first query must not slip
+	// past: an application remembers an NXDOMAIN.
+	if proof == nil && cfg.DNS && a.plugin.now().Sub(begin) > capture.AliveTimeout/2 {
 		return safely(func() error { return a.plugin.capture.RedirectDNS(netns) })
 	}
 	return proof
@@ -180,7 +181,7 @@ func (a *attaching) forget() error {
 	ctx, cancel := context.WithDeadline(context.Background(), a.deadline.Add(-a.reserve()/5))
 	defer cancel()
 	request := &cniv1.DelRequest{Attachment: a.request.GetAttachment(), Network: a.request.GetNetwork()}
-	err := a.registrar.Del(ctx, request)
+	_, err := a.registrar.Del(ctx, request)
 	if err == nil {
 		return nil
 	}

@@ -40,12 +40,12 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 		return nil
 	}
 	request := &cniv1.DelRequest{Attachment: key, Network: conf.Name}
-	told := p.tell(conf, request)
+	answer, told := p.tell(conf, request)
 	if told != nil {
 		log.Warn("the registrar is told later", "error", told)
 		told = p.writeNote(conf.SpoolDir, &cniv1.Note{What: &cniv1.Note_Deleted{Deleted: request}})
 	}
-	p.detach(log, conf, key, told == nil)
+	p.detach(log, conf, key, answer.GetCaptureRemoved(), told == nil)
 	if told != nil {
 		log.Error("the registrar cannot be told, it finds out by the missing pin", "error", told)
 	}
@@ -64,10 +64,10 @@ func neverAttached(args *skel.CmdArgs, conf netconf.Config, key *cniv1.Attachmen
 }
 
 // tell delivers a DEL to the registrar. An error is one that a note can mend.
-func (p *plugin) tell(conf netconf.Config, request *cniv1.DelRequest) error {
+func (p *plugin) tell(conf netconf.Config, request *cniv1.DelRequest) (*cniv1.DelResponse, error) {
 	registrar, err := client.New(conf.Socket)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = registrar.Close() }()
 	ctx, cancel := context.WithTimeout(context.Background(), min(conf.Timeout, maxDel)-undoReserve)
@@ -75,19 +75,22 @@ func (p *plugin) tell(conf netconf.Config, request *cniv1.DelRequest) error {
 	return registrar.Del(ctx, request)
 }
 
-// detach takes away what ADD left here. All of it is tried whatever fails; the
-// attached note goes last, and only when the registrar is or will be told.
-func (p *plugin) detach(log *slog.Logger, conf netconf.Config, key *cniv1.Attachment, forget bool) {
+// detach takes away what ADD left here, except for a capture that the registrar
+// removed: a socket of ours to nftables would wait for the grace period of that. All of
+// it is tried whatever fails; the attached note goes last, and only when the registrar
+// is or will be told.
+func (p *plugin) detach(log *slog.Logger, conf netconf.Config, key *cniv1.Attachment, uncaptured, forget bool) {
 	base, err := spool.Base(key)
 	if err != nil || isStrangers(conf, key) {
 		return
 	}
-	errs := []error{
+	var errs []error
+	if !uncaptured {
 		// By the pin, never by CNI_NETNS: that path may mean another pod or the
 		// node by now (CNI-D6).
-		p.capture.Remove(pin.Path(conf.NetnsDir, base)),
-		pin.Unpin(conf.NetnsDir, base), removeNote(conf.SpoolDir, key, spool.Unmeshed),
+		errs = append(errs, p.capture.Remove(pin.Path(conf.NetnsDir, base)))
 	}
+	errs = append(errs, pin.Unpin(conf.NetnsDir, base), removeNote(conf.SpoolDir, key, spool.Unmeshed))
 	if forget {
 		errs = append(errs, removeNote(conf.NetnsDir, key, spool.Attached))
 	}

@@ -25,9 +25,9 @@ import (
 // hungDel never answers a Del.
 func hungDel() cnitest.Behaviour {
 	b := meshed()
-	b.Del = func(ctx context.Context, _ *cniv1.DelRequest) error {
+	b.Del = func(ctx context.Context, _ *cniv1.DelRequest) (*cniv1.DelResponse, error) {
 		<-ctx.Done()
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 	return b
 }
@@ -211,7 +211,9 @@ func TestDelRegistrarErrors(t *testing.T) {
 	for _, code := range []codes.Code{codes.Internal, codes.PermissionDenied, codes.InvalidArgument, codes.Unavailable, codes.Unimplemented} {
 		t.Run(code.String(), func(t *testing.T) {
 			b := meshed()
-			b.Del = func(context.Context, *cniv1.DelRequest) error { return status.Error(code, "no") }
+			b.Del = func(context.Context, *cniv1.DelRequest) (*cniv1.DelResponse, error) {
+				return nil, status.Error(code, "no")
+			}
 			n := newNode(t, b)
 			_, rt := n.mustAdd("c1", joins)
 			if err := n.del(rt); err != nil {
@@ -219,6 +221,29 @@ func TestDelRegistrarErrors(t *testing.T) {
 			}
 			n.wantFiles(n.netnsDir)
 			n.wantFiles(n.spoolDir, "c1-eth0.deleted.json")
+		})
+	}
+}
+
+// A capture that the registrar removed is not removed twice; one that it did not know
+// of, or could not remove, is.
+func TestDelCaptureRemoved(t *testing.T) {
+	for _, removed := range []bool{true, false} {
+		t.Run(fmt.Sprintf("removed=%v", removed), func(t *testing.T) {
+			b := meshed()
+			b.Del = func(context.Context, *cniv1.DelRequest) (*cniv1.DelResponse, error) {
+				return &cniv1.DelResponse{CaptureRemoved: removed}, nil
+			}
+			n := newNode(t, b)
+			pod, rt := n.mustAdd("c1", joins)
+			if err := n.del(rt); err != nil {
+				t.Error(err)
+			}
+			// This registrar says so without doing it: what is left shows who was at work.
+			if pod.HasTable(t, "inet portolan") != removed {
+				t.Errorf("the table is there: %v", !removed)
+			}
+			n.wantNothing()
 		})
 	}
 }

@@ -282,17 +282,17 @@ func TestDependencies(t *testing.T) {
 // brokenCapture is a kernel on which the capture does not work.
 type brokenCapture struct {
 	netnsCapture
-	apply func() error
+	start func() error
 }
 
-func (b brokenCapture) Apply(string, capture.Config) error { return b.apply() }
+func (b brokenCapture) Start(string, capture.Config) error { return b.start() }
 
 // CNI-51, CNI-D10: a capture that cannot be programmed fails the ADD with its
 // code and undoes the registration; a panic on the way is no exception.
 func TestCaptureFails(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		apply func() error
+		start func() error
 		code  uint
 		text  string
 	}{
@@ -305,7 +305,7 @@ func TestCaptureFails(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNode(t, meshed())
 			pod := nettest.New(t)
-			p := &plugin{log: slog.New(slog.DiscardHandler), capture: brokenCapture{apply: tc.apply}, now: time.Now}
+			p := &plugin{log: slog.New(slog.DiscardHandler), capture: brokenCapture{start: tc.start}, now: time.Now}
 			err := p.add(&skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Netns: pod.Path, StdinData: []byte(n.addStdin(plain))})
 			wantCode(t, err, tc.code, tc.text)
 			n.wantNothing(pod)

@@ -35,7 +35,7 @@ func run() int {
 // netnsCapture is the capture of package capture, in real namespaces.
 type netnsCapture struct{}
 
-func (netnsCapture) Apply(netns string, cfg capture.Config) error { return capture.Apply(netns, cfg) }
+func (netnsCapture) Start(netns string, cfg capture.Config) error { return capture.Start(netns, cfg) }
 
 func (netnsCapture) Verify(netns string, cfg capture.Config) error { return capture.Verify(netns, cfg) }
 func (netnsCapture) Remove(netns string) error                     { return capture.Remove(netns) }

@@ -25,10 +25,11 @@ var release = "dev" //nolint:gochecknoglobals // set by -ldflags -X, never by co
 
 // capturer programs a pod's namespace.
 type capturer interface {
-	Apply(netns string, cfg capture.Config) error
+	// Start captures, DNS for the first capture.AliveTimeout.
+	Start(netns string, cfg capture.Config) error
 	Verify(netns string, cfg capture.Config) error
 	Remove(netns string) error
-	// RedirectDNS redirects DNS for the first capture.AliveTimeout.
+	// RedirectDNS captures DNS for another capture.AliveTimeout.
 	RedirectDNS(netns string) error
 }
 

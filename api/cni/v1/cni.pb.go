@@ -467,11 +467,14 @@ func (x *DelRequest) GetNetwork() string {
 	return ""
 }
 
-// DelResponse is empty.
+// DelResponse says what the caller need not do any more.
 type DelResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// capture_removed: nothing is captured in the pod's network namespace any more. False
+	// of an attachment that is not known, and after an error: the caller removes it then.
+	CaptureRemoved bool `protobuf:"varint,1,opt,name=capture_removed,json=captureRemoved,proto3" json:"capture_removed,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *DelResponse) Reset() {
@@ -502,6 +505,13 @@ func (x *DelResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use DelResponse.ProtoReflect.Descriptor instead.
 func (*DelResponse) Descriptor() ([]byte, []int) {
 	return file_cni_v1_cni_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DelResponse) GetCaptureRemoved() bool {
+	if x != nil {
+		return x.CaptureRemoved
+	}
+	return false
 }
 
 // CheckRequest asks whether an attachment is registered.
@@ -969,8 +979,9 @@ const file_cni_v1_cni_proto_rawDesc = "" +
 	"\n" +
 	"attachment\x18\x01 \x01(\v2\x1b.portolan.cni.v1.AttachmentR\n" +
 	"attachment\x12\x18\n" +
-	"\anetwork\x18\x02 \x01(\tR\anetwork\"\r\n" +
-	"\vDelResponse\"K\n" +
+	"\anetwork\x18\x02 \x01(\tR\anetwork\"6\n" +
+	"\vDelResponse\x12'\n" +
+	"\x0fcapture_removed\x18\x01 \x01(\bR\x0ecaptureRemoved\"K\n" +
 	"\fCheckRequest\x12;\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\v2\x1b.portolan.cni.v1.AttachmentR\n" +

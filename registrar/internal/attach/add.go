@@ -51,6 +51,7 @@ func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, de
 	if err := m.begin(ctx, &d); err != nil {
 		return err
 	}
+	captured := m.cfg.Mesh.TCPPorts()
 	if err := decided(d); err != nil {
 		m.undo(ctx, d.Pod)
 		return err
@@ -61,7 +62,7 @@ func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, de
 		return err
 	}
 	m.count.proof.Observe(m.cfg.Now().Sub(begin).Seconds())
-	if err := m.finish(ctx, d.Pod); err != nil {
+	if err := m.finish(ctx, d.Pod, captured); err != nil {
 		m.undo(ctx, d.Pod)
 		return err
 	}
@@ -239,9 +240,10 @@ func (s PortState) missing(pod model.Pod) string {
 	return strings.Join(out, ", ")
 }
 
-// finish marks the pod proven and publishes what it serves by now. It fails if the
-// attachment was removed meanwhile.
-func (m *Manager) finish(ctx context.Context, pod model.Pod) error {
+// finish marks the pod proven and publishes what it serves by now. captured are the raw
+// TCP ports that its capture was made with. It fails if the attachment was removed
+// meanwhile.
+func (m *Manager) finish(ctx context.Context, pod model.Pod, captured []netip.AddrPort) error {
 	m.mu.Lock()
 	a, ok := m.pods[pod.Key]
 	ok = ok && !a.leaving
@@ -254,7 +256,10 @@ func (m *Manager) finish(ctx context.Context, pod model.Pod) error {
 		return evicted(pod)
 	}
 	m.publish(ctx, pod.Key)
-	m.syncTCPPorts(pod)
+	// From now on every change reaches the pod; one since the decision did not.
+	if !slices.Equal(captured, m.cfg.Mesh.TCPPorts()) {
+		m.syncTCPPorts(pod)
+	}
 	m.log.Info("attached", "attachment", pod.Key.String(), "pod", pod.Name, "service", pod.Service.String())
 	return nil
 }
@@ -297,7 +302,7 @@ func (m *Manager) evictAddresses(ctx context.Context, pod model.Pod) error {
 	}
 	for _, p := range old {
 		m.log.Warn("address has a new owner, the older attachment is withdrawn", "attachment", p.Key.String(), "pod", p.Name, "new", pod.Key.String())
-		if err := m.forget(ctx, p.Key, "address re-used", atOnce); err != nil {
+		if _, err := m.forget(ctx, p.Key, "address re-used", atOnce); err != nil {
 			m.log.Error("cannot remove the record of an older attachment", "attachment", p.Key.String(), "error", err)
 		}
 	}

@@ -6,12 +6,13 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
-// Del detaches a pod: out of every load assignment first, its listeners after
-// (contract 4.4, 4.6). An unknown attachment is success (CNI-27).
-func (m *Manager) Del(ctx context.Context, key model.AttachmentKey) error {
+// Del detaches a pod: out of every load assignment first, its capture and its listeners
+// after (contract 4.4, 4.6). It reports whether the capture was taken away. An unknown
+// attachment is success (CNI-27), without that.
+func (m *Manager) Del(ctx context.Context, key model.AttachmentKey) (uncaptured bool, err error) {
 	unlock, err := m.keys.lock(ctx, key)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
 	return m.forget(ctx, key, "DEL", drained)
@@ -27,14 +28,15 @@ const (
 	atOnce
 )
 
-// forget tears one attachment down and removes its record. The caller holds the
-// key's lock, or is sure that nobody works on the key.
-func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why string, how leave) error {
+// forget tears one attachment down and removes its record; of a pod that drains it
+// removes the capture as well. The caller holds the key's lock, or is sure that nobody
+// works on the key.
+func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why string, how leave) (uncaptured bool, err error) {
 	m.mu.Lock()
 	a, ok := m.pods[key]
 	if !ok || a.leaving {
 		m.mu.Unlock()
-		return nil
+		return false, nil
 	}
 	a.leaving = true
 	pod := a.pod
@@ -44,10 +46,19 @@ func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why strin
 	if how == drained && len(pod.Ports) > 0 {
 		m.awaitWithdrawn(ctx, pod)
 	}
+	if how == drained {
+		// Before the mesh DNS lets go of the namespace, or the two would wait for each
+		// other's grace period of the kernel.
+		if err := m.cfg.Capture.Remove(pod); err != nil {
+			m.log.Warn("the capture of a pod is left to the plugin", "attachment", key.String(), "error", err)
+		} else {
+			uncaptured = true
+		}
+	}
 	m.teardown(ctx, pod, why)
-	err := m.store.remove(key)
+	err = m.store.remove(key)
 	m.drop(key)
-	return err
+	return uncaptured, err
 }
 
 // withdraw takes the pod's record out of the registry, whatever becomes of the

@@ -22,7 +22,7 @@ func TestDismantle(t *testing.T) {
 	if err := m.Dismantle(); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"release c1-eth0", "unpin c1-eth0", "release c2-eth0", "unpin c2-eth0"} {
+	for _, want := range []string{"uncapture c1-eth0", "unpin c1-eth0", "uncapture c2-eth0", "unpin c2-eth0"} {
 		if !slices.Contains(w.events(), want) {
 			t.Errorf("no %q", want)
 		}

@@ -36,6 +36,8 @@ type world struct {
 	dnsErr       error
 	signErr      error
 	silentListen bool // the listen table never shows the mesh ports
+	removeErr    error
+	tcpPorts     []netip.AddrPort // of the mesh
 }
 
 func newWorld() *world {
@@ -82,7 +84,9 @@ func (w *world) AwaitReady(context.Context) error {
 func (w *world) AddPod(p model.Pod)              { w.note("mesh add %s", p.Key) }
 func (w *world) RemovePod(k model.AttachmentKey) { w.note("mesh remove %s", k) }
 func (w *world) TCPPorts() []netip.AddrPort {
-	return []netip.AddrPort{netip.MustParseAddrPort("198.18.0.9:5432")}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.tcpPorts
 }
 
 func (w *world) AwaitWithdrawn(_ context.Context, _ model.ServiceKey, uid string) error {
@@ -191,7 +195,10 @@ func (f fakeCapture) Disconnect(p model.Pod) error {
 	return nil
 }
 
-func (f fakeCapture) Remove(p model.Pod) error { f.w.note("release %s", p.Key); return nil }
+func (f fakeCapture) Remove(p model.Pod) error {
+	f.w.note("uncapture %s", p.Key)
+	return f.w.removeErr
+}
 
 func (f fakeCapture) Unpin(k model.AttachmentKey) error { f.w.note("unpin %s", k); return nil }
 
@@ -286,9 +293,6 @@ func TestAddProvesBeforeItPublishesHealthy(t *testing.T) {
 	w.watchers[key("c1")](PortState{Inbound: true, OutboundHTTP: true, OutboundTCP: true, Listening: []uint16{8080}})
 	if got := describe(w.endpoints()["c1-eth0"]); got != "c1-eth0 8080=healthy,9090=unhealthy" {
 		t.Errorf("after 8080 listens: %s", got)
-	}
-	if len(w.tcp[key("c1")]) != 1 {
-		t.Error("the TCP ports of a new pod were not synced after the ADD")
 	}
 }
 
@@ -389,7 +393,7 @@ func TestStaleDelLeavesTheNewSandbox(t *testing.T) {
 	w, m := setup(t)
 	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
 	mustAdd(t, m, addRequest("c2", "web-0", "10.1.0.3", multiPort()))
-	if err := m.Del(t.Context(), key("c1")); err != nil {
+	if _, err := m.Del(t.Context(), key("c1")); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := w.endpoints()["c2-eth0"]; !ok || len(w.endpoints()) != 1 {
@@ -405,8 +409,8 @@ func TestStaleDelLeavesTheNewSandbox(t *testing.T) {
 func TestDel(t *testing.T) {
 	w, m := setup(t)
 	for range 5 {
-		if err := m.Del(t.Context(), key("never")); err != nil {
-			t.Fatal(err)
+		if uncaptured, err := m.Del(t.Context(), key("never")); err != nil || uncaptured {
+			t.Fatalf("uncaptured %v, %v", uncaptured, err)
 		}
 	}
 	if len(w.events()) != 0 {
@@ -414,12 +418,48 @@ func TestDel(t *testing.T) {
 	}
 	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
 	before := len(w.events())
-	if err := m.Del(t.Context(), key("c1")); err != nil {
-		t.Fatal(err)
+	if uncaptured, err := m.Del(t.Context(), key("c1")); err != nil || !uncaptured {
+		t.Fatalf("uncaptured %v, %v", uncaptured, err)
 	}
-	want := []string{"withdraw c1-eth0", "await withdrawn c1-eth0", "dns remove c1-eth0", "mesh remove c1-eth0", "release payments", "disconnect c1-eth0"}
+	want := []string{"withdraw c1-eth0", "await withdrawn c1-eth0", "uncapture c1-eth0", "dns remove c1-eth0", "mesh remove c1-eth0", "release payments", "disconnect c1-eth0"}
 	if d := cmp.Diff(want, w.events()[before:]); d != "" {
 		t.Errorf("DEL (-want +got):\n%s", d)
+	}
+}
+
+// A capture that cannot be removed is left to the plugin, and the pod goes all the same.
+func TestDelLeavesCapture(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+	w.removeErr = errors.New("no nftables")
+	if uncaptured, err := m.Del(t.Context(), key("c1")); err != nil || uncaptured {
+		t.Errorf("uncaptured %v, %v", uncaptured, err)
+	}
+	if len(m.Pods()) != 0 || len(w.endpoints()) != 0 {
+		t.Errorf("left %v, published %v", m.Pods(), w.endpoints())
+	}
+}
+
+// A pod's capture is made with the TCP ports of the decision; those that changed until
+// its proof are set again, and only those.
+func TestTCPPortsChangeDuringAdd(t *testing.T) {
+	for _, changes := range []bool{false, true} {
+		w, m := setup(t)
+		want := []netip.AddrPort{netip.MustParseAddrPort("198.18.0.9:5432"), netip.MustParseAddrPort("198.18.0.9:6379")}
+		err := m.Add(t.Context(), addRequest("c1", "web-0", "10.1.0.2", multiPort()), func(Decision) error {
+			if changes {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.tcpPorts = want
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, set := w.tcp[key("c1")]; set != changes || changes && !slices.Equal(got, want) {
+			t.Errorf("changes %v: set %v to %v", changes, set, got)
+		}
 	}
 }
 
@@ -438,7 +478,7 @@ func TestLateStateAfterDel(t *testing.T) {
 	w, m := setup(t)
 	mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
 	late := w.watchers[key("c1")]
-	if err := m.Del(t.Context(), key("c1")); err != nil {
+	if _, err := m.Del(t.Context(), key("c1")); err != nil {
 		t.Fatal(err)
 	}
 	late(PortState{Inbound: true, Listening: []uint16{8080}})

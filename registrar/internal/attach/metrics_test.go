@@ -30,7 +30,7 @@ func TestMetrics(t *testing.T) {
 	add(addRequest("c3", "c", "10.1.0.4", map[string]string{"endpoint.aether.io/port": "0"}))
 	w.signErr = errors.New("away")
 	add(addRequest("c4", "d", "10.1.0.5", multiPort()))
-	if err := m.Del(t.Context(), key("c1")); err != nil {
+	if _, err := m.Del(t.Context(), key("c1")); err != nil {
 		t.Fatal(err)
 	}
 	families, err := reg.Gather()

@@ -201,16 +201,16 @@ func TestUnmeshedNotes(t *testing.T) {
 	}
 }
 
-// DEL of a stored pod that nobody was told of withdraws it and releases no
+// DEL of a stored pod that nobody was told of withdraws and uncaptures it and releases no
 // identity: c1 has the same one, and keeps its certificate.
 func TestDelOfUntold(t *testing.T) {
 	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
 	w, m2 := restoredWithoutC2(t, db)
 	before := len(w.events())
-	if err := m2.Del(t.Context(), key("c2")); err != nil {
+	if _, err := m2.Del(t.Context(), key("c2")); err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff([]string{"withdraw c2-eth0", "await withdrawn c2-eth0"}, w.events()[before:]); d != "" {
+	if d := cmp.Diff([]string{"withdraw c2-eth0", "await withdrawn c2-eth0", "uncapture c2-eth0"}, w.events()[before:]); d != "" {
 		t.Errorf("DEL (-want +got):\n%s", d)
 	}
 	if pods := m2.Pods(); len(pods) != 1 || pods[0].Key != key("c1") {

@@ -106,7 +106,7 @@ func (m *Manager) sweep(ctx context.Context, p model.Pod, why string) {
 		return
 	}
 	defer unlock()
-	if err := m.forget(ctx, p.Key, why, atOnce); err != nil {
+	if _, err := m.forget(ctx, p.Key, why, atOnce); err != nil {
 		m.log.Error("cannot remove the record of a swept attachment", "attachment", p.Key.String(), "error", err)
 	}
 	if err := m.cfg.Capture.Unpin(p.Key); err != nil {

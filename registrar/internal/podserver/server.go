@@ -21,7 +21,7 @@ import (
 // Attachments is the part of attach.Manager that requests need.
 type Attachments interface {
 	Add(ctx context.Context, req *cniv1.AddRequest, decided func(attach.Decision) error) error
-	Del(ctx context.Context, key model.AttachmentKey) error
+	Del(ctx context.Context, key model.AttachmentKey) (uncaptured bool, err error)
 	Check(key model.AttachmentKey) (model.Pod, error)
 	GC(ctx context.Context, network string, valid []model.AttachmentKey) ([]model.AttachmentKey, error)
 	Missing() string
@@ -82,10 +82,11 @@ func (s *Server) Del(ctx context.Context, req *cniv1.DelRequest) (*cniv1.DelResp
 	if err := req.Validate(); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := s.attachments.Del(ctx, model.KeyOf(req.GetAttachment())); err != nil {
+	uncaptured, err := s.attachments.Del(ctx, model.KeyOf(req.GetAttachment()))
+	if err != nil {
 		return nil, toStatus(err)
 	}
-	return &cniv1.DelResponse{}, nil
+	return &cniv1.DelResponse{CaptureRemoved: uncaptured}, nil
 }
 
 // Check repeats what ADD answered.

@@ -40,8 +40,11 @@ func (s scripted) Add(ctx context.Context, _ *cniv1.AddRequest, decided func(att
 	}
 	return decided(s.decision)
 }
-func (s scripted) Del(context.Context, model.AttachmentKey) error { return s.err }
-func (s scripted) Check(model.AttachmentKey) (model.Pod, error)   { return s.decision.Pod, s.err }
+
+func (s scripted) Del(context.Context, model.AttachmentKey) (bool, error) {
+	return s.decision.Meshed, s.err
+}
+func (s scripted) Check(model.AttachmentKey) (model.Pod, error) { return s.decision.Pod, s.err }
 func (s scripted) GC(_ context.Context, _ string, valid []model.AttachmentKey) ([]model.AttachmentKey, error) {
 	return valid, s.err
 }
@@ -156,6 +159,9 @@ func TestAnswers(t *testing.T) {
 	if check, err := meshed.Check(t.Context(), &cniv1.CheckRequest{Attachment: request().GetAttachment()}); err != nil || !check.GetMeshed() || !check.GetCapture().GetDns() {
 		t.Errorf("check: %v, %v", check, err)
 	}
+	if del, err := meshed.Del(t.Context(), &cniv1.DelRequest{Attachment: request().GetAttachment(), Network: "podnet"}); err != nil || !del.GetCaptureRemoved() {
+		t.Errorf("del: %v, %v", del, err)
+	}
 	gc, err := meshed.GC(t.Context(), &cniv1.GCRequest{Network: "podnet", Valid: []*cniv1.Attachment{request().GetAttachment()}})
 	if err != nil || len(gc.GetRemoved()) != 1 || gc.GetRemoved()[0].GetContainerId() != "c1" {
 		t.Errorf("gc: %v, %v", gc, err)
@@ -164,6 +170,9 @@ func TestAnswers(t *testing.T) {
 	resp, err = add(t.Context(), out, request())
 	if err != nil || resp.GetMeshed() || resp.GetCapture() != nil || resp.GetReason() != "no annotation" {
 		t.Errorf("unmeshed: %v, %v", resp, err)
+	}
+	if del, err := out.Del(t.Context(), &cniv1.DelRequest{Attachment: request().GetAttachment(), Network: "podnet"}); err != nil || del.GetCaptureRemoved() {
+		t.Errorf("del of an unknown pod: %v, %v", del, err)
 	}
 	if st, err := out.Status(t.Context(), &cniv1.StatusRequest{}); err != nil || st.GetReady() || st.GetReason() != "no Envoy" {
 		t.Errorf("status: %v, %v", st, err)

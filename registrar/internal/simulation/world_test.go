@@ -576,7 +576,10 @@ func (w *world) del(c *container) {
 		return
 	}
 	pods, key := w.reg.pods, c.key
-	w.do(c, false, func(ctx context.Context) error { return pods.Del(ctx, key) })
+	w.do(c, false, func(ctx context.Context) error {
+		_, err := pods.Del(ctx, key)
+		return err
+	})
 }
 
 // list returns the containers for which ok says so, in order.

@@ -22,7 +22,7 @@ type Behaviour struct {
 	// Add sends its responses with send, then returns the stream's status.
 	Add func(ctx context.Context, req *cniv1.AddRequest, send func(*cniv1.AddResponse) error) error
 	// Del answers Del.
-	Del func(ctx context.Context, req *cniv1.DelRequest) error
+	Del func(ctx context.Context, req *cniv1.DelRequest) (*cniv1.DelResponse, error)
 	// Check answers Check.
 	Check func(ctx context.Context, req *cniv1.CheckRequest) (*cniv1.CheckResponse, error)
 	// GC answers GC.

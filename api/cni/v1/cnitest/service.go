@@ -33,9 +33,7 @@ func (s *service) Del(ctx context.Context, req *cniv1.DelRequest) (*cniv1.DelRes
 		return nil, refuse(err)
 	}
 	if b := s.r.record(req); b.Del != nil {
-		if err := b.Del(ctx, req); err != nil {
-			return nil, err
-		}
+		return b.Del(ctx, req)
 	}
 	return &cniv1.DelResponse{}, nil
 }

@@ -119,10 +119,10 @@ func (a *Adding) Proven() error {
 	}
 }
 
-// Del detaches a pod; the error is a *Failure.
-func (c *Client) Del(ctx context.Context, req *cniv1.DelRequest) error {
-	_, err := c.api.Del(ctx, req)
-	return c.fail("Del", err)
+// Del detaches a pod and says what the registrar did of it; the error is a *Failure.
+func (c *Client) Del(ctx context.Context, req *cniv1.DelRequest) (*cniv1.DelResponse, error) {
+	answer, err := c.api.Del(ctx, req)
+	return answer, c.fail("Del", err)
 }
 
 // Check asks what the registrar knows of a pod; the error is a *Failure.

@@ -222,7 +222,8 @@ func TestCalls(t *testing.T) {
 	}
 	_, checkErr := c.Check(ctx, &cniv1.CheckRequest{Attachment: key})
 	_, gcErr := c.GC(ctx, &cniv1.GCRequest{Network: "net"})
-	if err := errors.Join(c.Del(ctx, &cniv1.DelRequest{Attachment: key, Network: "net"}), checkErr, gcErr); err != nil {
+	_, delErr := c.Del(ctx, &cniv1.DelRequest{Attachment: key, Network: "net"})
+	if err := errors.Join(delErr, checkErr, gcErr); err != nil {
 		t.Error(err)
 	}
 	if got := len(r.Requests()); got != 4 {
