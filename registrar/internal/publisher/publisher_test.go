@@ -3,6 +3,7 @@ package publisher
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -479,6 +480,59 @@ func TestDefaultPortChange(t *testing.T) {
 	wantSteps := []projection.Step{projection.Settled, projection.Splitting, projection.Moving, projection.Joining, projection.Settled}
 	if d := cmp.Diff(wantSteps, slices.Compact(f.saved.steps)); d != "" {
 		t.Errorf("saved steps (-want +got):\n%s", d)
+	}
+}
+
+// A service that comes back before Envoy was told to remove its warm cluster, which nobody
+// warms any more: a step awaits that removal too, although only endpoints are given under
+// the name. Envoy has a cluster of the old port until then.
+func TestStepAwaitsRemoval(t *testing.T) {
+	f := start(t)
+	name := "payments.aether.internal"
+	ads, odcds := f.envoy(t, nil)
+	for i := range 5 { // as many as are remembered: further names are removed
+		ghost := fmt.Sprintf("ghost%d.aether.internal:1", i)
+		must(t, odcds.Subscribe(resourcev3.ClusterType, ghost))
+		waitFor(t, odcds, resourcev3.ClusterType, ghost, has(ghost))
+	}
+	f.AddPod(clientPod("c1", "payments"))
+	f.upsert("a", "10.1.0.2", 8080, "8080")
+	waitFor(t, ads, resourcev3.ClusterType, name, has(name))
+	must(t, ads.Subscribe(resourcev3.EndpointType, name))
+	waitFor(t, ads, resourcev3.EndpointType, name, has(name))
+	ads.SetJudge(func(resp *discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict {
+		if resp.GetTypeUrl() == resourcev3.ClusterType {
+			return xdstest.Withhold()
+		}
+		return xdstest.Ack()
+	})
+	other := clientPod("c2")
+	other.Ports, other.Default = []port.Port{{Number: 8080, Protocol: port.HTTP}}, 8080
+	f.AddPod(other)
+	waitFor(t, ads, resourcev3.ClusterType, "an unanswered response", func(st *xdstest.State) bool { return st.Withheld == 1 })
+
+	f.RemovePod(model.AttachmentKey{ContainerID: "c1", IfName: "eth0"})
+	f.remove("a")
+	f.mu.Lock()
+	f.engine.Expire(time.Now().Add(time.Hour))
+	f.flush()
+	f.mu.Unlock()
+	must(t, f.AwaitProjected(t.Context(), nil))
+	f.upsert("b", "10.1.0.3", 9090, "9090")
+	must(t, f.AwaitProjected(t.Context(), []string{"b"}))
+
+	f.mu.Lock()
+	keys := f.awaitKeys([]projection.Await{{Kind: projection.AwaitCluster, Name: name}})
+	f.mu.Unlock()
+	removal := cache.Key{Kind: cache.WildcardCluster, Name: name}
+	if !slices.ContainsFunc(f.cache.Outstanding(keys, false), func(o cache.Outstanding) bool { return o.Key == removal }) {
+		t.Errorf("nobody waits for the removal of %s; the keys are %v", name, keys)
+	}
+	ads.SetJudge(func(*discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict { return xdstest.Ack() })
+	must(t, ads.Release(resourcev3.ClusterType))
+	waitFor(t, ads, resourcev3.RouteType, "the last step", func(st *xdstest.State) bool { return routes(st)[name+":9090"] == name })
+	if sni := sniOf(t, ads.State(resourcev3.ClusterType), name); sni == "8080" {
+		t.Error("port 9090 is routed to a cluster of port 8080")
 	}
 }
 

@@ -49,13 +49,11 @@ func (p *Publisher) await(key model.ServiceKey, step *awaitedStep, keys []cache.
 	step.cancel = p.cache.Await(keys, func(r cache.Result) { p.onStep(key, step, keys, r) })
 }
 
-// clusterKeys are the cache keys of a service's cluster. One that the cache does not have
-// is acknowledged with its removal, wherever it was given, or at once if Envoy never had
-// it.
-func (p *Publisher) clusterKeys(name string) []cache.Key {
-	if g, ok := p.given[name]; ok && !g.both {
-		return []cache.Key{{Kind: g.kind, Name: name}}
-	}
+// clusterKeys are the cache keys of a service's cluster, wherever it was given: Envoy has
+// one of a name, and its removal from the one source may be on its way to an Envoy while
+// the other source has it, or nobody but readers of its endpoints. What Envoy never had
+// of a key is acknowledged at once.
+func clusterKeys(name string) []cache.Key {
 	return []cache.Key{{Kind: cache.WildcardCluster, Name: name}, {Kind: cache.OnDemandCluster, Name: name}}
 }
 
@@ -68,12 +66,12 @@ func (p *Publisher) awaitKeys(awaits []projection.Await) []cache.Key {
 		case projection.AwaitRoutes:
 			keys = append(keys, cache.Key{Kind: cache.Route, Name: resource.RoutesName})
 		case projection.AwaitCluster:
-			keys = append(keys, p.clusterKeys(a.Name)...)
+			keys = append(keys, clusterKeys(a.Name)...)
 		case projection.AwaitClusters:
-			keys = append(keys, p.clusterKeys(a.Name)...)
+			keys = append(keys, clusterKeys(a.Name)...)
 			for name := range p.given {
 				if strings.HasPrefix(name, a.Name+":") {
-					keys = append(keys, p.clusterKeys(name)...)
+					keys = append(keys, clusterKeys(name)...)
 				}
 			}
 		case projection.AwaitEndpoints:

@@ -164,6 +164,25 @@ func TestAwaitStreams(t *testing.T) {
 	})
 }
 
+// An Envoy that answers on one of its streams works, and is waited for on the other as
+// long as it takes. A client that answers on neither is not waited for, though an Envoy
+// with its node ID does answer.
+func TestAwaitSilent(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.setService("a", "1", "1")
+		m.setService("b", "1", "1")
+		ads, _ := m.open(options{node: "n1", peer: "pid 1"})
+		m.must(ads.Subscribe(resource.ListenerType))
+		for peer, name := range map[string]string{"pid 1": "a", "pid 2": "b"} {
+			od, _ := m.open(options{node: "n1", peer: peer, service: cache.OnDemand, judge: withholdAll})
+			m.must(od.Subscribe(resource.ClusterType, name))
+		}
+		time.Sleep(time.Minute)
+		m.is(m.await(key(cache.OnDemandCluster, "a")), "pending")
+		m.is(m.await(key(cache.OnDemandCluster, "b")), "acknowledged unsubscribed on-demand-cluster/b")
+	})
+}
+
 // AwaitSubscribed waits until Envoy asks by itself: a listener's secrets are
 // asked for after the listener was acknowledged (contract 4.2).
 func TestAwaitSubscribed(t *testing.T) {

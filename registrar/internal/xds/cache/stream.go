@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -231,10 +232,16 @@ func (st *Stream) identifyLocked(node *corev3.Node) {
 // answers its first response, an empty one, at once.
 const silentAfter = 5 * time.Second
 
-// silentLocked reports whether the client takes responses and never answers. It is
-// no Envoy that works, so nobody waits for it: it must have no veto on pods.
+// silentLocked reports whether the client takes responses and never answers, on neither
+// of its streams. It is no Envoy that works, so nobody waits for it: it must have no veto
+// on pods.
 func (st *Stream) silentLocked() bool {
-	return !st.answered && st.cache.clock.Now().Sub(st.since) > silentAfter
+	if st.answered || st.cache.clock.Now().Sub(st.since) <= silentAfter {
+		return false
+	}
+	return !slices.ContainsFunc(st.partnersLocked(), func(partner *Stream) bool {
+		return partner.answered && partner.pairsLocked(st)
+	})
 }
 
 // envoyLocked reports whether the client is an Envoy of this node, or has not said
