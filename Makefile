@@ -23,6 +23,8 @@ controller-gen = $(BIN)/controller-gen paths=./api/endpoint/v1alpha1 object outp
 # those that start an API server or SPIRE (they import apiservertest or spiretest), and all others.
 whole      := /scripts/(e2e|kubetest)$$
 api-server := go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | awk '/\/scripts\/(apiserver|spire)test[] ]/ { print $$1 }'
+# The name of the image that make image packs.
+IMAGE   ?= docker.io/portolan/registrar:latest
 # make bench: some rows, separated by commas; non-empty: write README's table.
 ROWS    ?=
 README  ?=
@@ -35,6 +37,10 @@ help: ## list the targets
 build: ## build the CNI plugin and the registrar into bin/
 	$(STATIC) -tags grpcnotrace -o $(BIN)/ ./plugins/portolan
 	$(STATIC) -o $(BIN)/ ./registrar
+
+.PHONY: image
+image: build ## pack the registrar with the plugin as an OCI archive, bin/image.tar (IMAGE=name:tag)
+	go run ./scripts/lab/pack -o $(BIN)/image.tar -name $(IMAGE) $(BIN)/registrar $(BIN)/portolan
 
 .PHONY: root
 root:

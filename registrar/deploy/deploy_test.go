@@ -1,0 +1,121 @@
+package deploy_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/portolan-mesh/portolan/scripts/apiservertest"
+	"github.com/portolan-mesh/portolan/scripts/programtest"
+)
+
+const namespace = "portolan-system"
+
+// A real API server takes the manifests as they are, and with each component, by the
+// one command that README names; a component changes what it says it does.
+func TestApply(t *testing.T) {
+	hyperkube := programtest.Binary(t, "HYPERKUBE", "hyperkube")
+	for _, tt := range []struct {
+		component string // none: the folder itself
+		args      []string
+		mounts    []string
+		signer    bool
+	}{
+		{"", nil, nil, true},
+		{"birth-taint", []string{"--birth-taint"}, nil, true},
+		{"spire", []string{"--identity=spire", "--spire-admin-socket=/run/spire/admin/admin.sock"}, []string{"/run/spire/admin"}, false},
+	} {
+		t.Run("component "+tt.component, func(t *testing.T) {
+			server := apiservertest.Start(t)
+			folder := "."
+			if tt.component != "" {
+				folder = overlay(t, tt.component)
+			}
+			apply(t, server, hyperkube, folder)
+			admin, err := kubernetes.NewForConfig(server.Admin())
+			if err != nil {
+				t.Fatal(err)
+			}
+			ds, err := admin.AppsV1().DaemonSets(namespace).Get(t.Context(), "portolan-registrar", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantRegistrar(t, ds, tt.args, tt.mounts)
+			switch _, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), "portolan-signer", metav1.GetOptions{}); {
+			case err != nil && !apierrors.IsNotFound(err):
+				t.Fatal(err)
+			case (err == nil) != tt.signer:
+				t.Errorf("portolan-signer is there: %v, want %v", err == nil, tt.signer)
+			}
+			switch _, err := admin.RbacV1().ClusterRoles().Get(t.Context(), "portolan-signer", metav1.GetOptions{}); {
+			case err != nil && !apierrors.IsNotFound(err):
+				t.Fatal(err)
+			case (err == nil) != tt.signer:
+				t.Errorf("the signer's rights are there: %v, want %v", err == nil, tt.signer)
+			}
+		})
+	}
+}
+
+// wantRegistrar checks the container, and that each of its mounts has a volume.
+func wantRegistrar(t *testing.T, ds *appsv1.DaemonSet, args, mounts []string) {
+	t.Helper()
+	pod := ds.Spec.Template.Spec
+	for _, arg := range args {
+		if !slices.Contains(pod.Containers[0].Args, arg) {
+			t.Errorf("arguments %q have no %s", pod.Containers[0].Args, arg)
+		}
+	}
+	var mounted []string
+	for _, m := range pod.Containers[0].VolumeMounts {
+		mounted = append(mounted, m.MountPath)
+	}
+	for _, path := range mounts {
+		if !slices.Contains(mounted, path) {
+			t.Errorf("mounts %q have no %s", mounted, path)
+		}
+	}
+}
+
+// overlay is a folder as a user writes one.
+func overlay(t *testing.T, component string) string {
+	t.Helper()
+	dir := t.TempDir()
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := filepath.Rel(dir, here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("resources: [%s]\ncomponents: [%s]\n", base, filepath.Join(base, "components", component))
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func apply(t *testing.T, server *apiservertest.Server, hyperkube, folder string) {
+	t.Helper()
+	admin := server.Admin()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, admin.CAData, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), hyperkube, "kubectl", "--kubeconfig=", "--server="+admin.Host, "--token="+admin.BearerToken,
+		"--certificate-authority="+ca, "apply", "--server-side", "-k", folder)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args[5:], " "), err, out)
+	}
+}

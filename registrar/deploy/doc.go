@@ -1,0 +1,3 @@
+// Package deploy holds the manifests of a cluster, and the test that an API server
+// takes them.
+package deploy
