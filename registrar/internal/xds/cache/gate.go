@@ -166,6 +166,11 @@ func (st *Stream) clusterUnsentLocked(v *view) bool {
 	if !v.sub.resumed || !st.envoyLocked() {
 		return false
 	}
+	if v.sent == versionUnknown {
+		// It has no assignment that this one could be taken for. The cluster warms, and
+		// as long as one does Envoy asks for no others on this stream.
+		return false
+	}
 	// It came back with clusters, and will ask for them on either stream.
 	if clusters == nil {
 		return true

@@ -291,3 +291,37 @@ func TestAssignmentWaitsForUnsentCluster(t *testing.T) {
 		})
 	})
 }
+
+// An Envoy of which a cluster warms asks for no clusters before that has its load
+// assignment. So one that comes back like this gets what it has nothing of at once,
+// whoever gave it the cluster; what it has waits, as it may come to mean something else.
+func TestResumeWhileClusterWarms(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		resume func(m *mesh, od *xdstest.Client) error
+	}{
+		{"cluster of an earlier stream", func(m *mesh, od *xdstest.Client) error {
+			return od.Resume(resource.ClusterType, m.had([]string{"cold"}, "cold", "1"))
+		}},
+		{"cluster of this stream", func(_ *mesh, od *xdstest.Client) error {
+			return od.Subscribe(resource.ClusterType, "cold")
+		}},
+		{"on-demand stream is late", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			bubble(t, func(m *mesh) {
+				m.setService("cold", "1", "1")
+				m.set(cache.Endpoints, "known", "2")
+				if test.resume != nil {
+					m.must(test.resume(m, m.onDemand()))
+				}
+				ads := m.ads()
+				m.must(ads.Resume(resource.EndpointType, m.had([]string{"cold", "known"}, "known", "1")))
+				n := m.got(ads, 0, "endpoints +cold")
+				m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"})))
+				m.must(m.onDemand().Resume(resource.ClusterType, m.had(nil)))
+				m.got(ads, n, "cluster", "endpoints +known")
+			})
+		})
+	}
+}
