@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -184,4 +185,81 @@ func TestDefaultPortChange(t *testing.T) {
 		}
 		t.Logf("%s: %d requests, the slowest took %d ms", s.url, tally.Requests, tally.MaxMillis)
 	}
+}
+
+const (
+	// replacement is how long the registrar is away: longer than a pod of its DaemonSet
+	// takes to be replaced on a busy node.
+	replacement = 6 * time.Second
+	// lag is how much later than the clusters on demand the load assignments can be asked
+	// for again: longer than Envoy's pauses between two attempts.
+	lag = 2 * time.Second
+)
+
+// warming waits until one cluster of Envoy's has no load assignment yet.
+func warming(t *testing.T, n *node.Node) {
+	t.Helper()
+	eventually(t, readyTime, func() string {
+		got, err := n.EnvoyAdmin(t.Context(), "/stats?filter=^cluster_manager.warming_clusters$")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cmp.Diff("cluster_manager.warming_clusters: 1", strings.TrimSpace(got))
+	})
+}
+
+// What is asked for the first time is answered however far the registrar is with its
+// end and its return: while it is away, when Envoy got the cluster of the old one and no
+// load assignment, and when Envoy gets the cluster of the new one long before it asks for
+// load assignments again (contract section 5).
+func TestColdOverRestart(t *testing.T) {
+	n := startNode(t, node.Options{Relay: true})
+	addPod(t, n, payments("payments-1", "8080,8081,8082,8083,5432=tcp", "http:8080", "http:8081", "http:8082", "http:8083", "tcp:5432"))
+	client := addClient(t, n, "client")
+	for _, port := range []uint16{8080, 8081, 8082, 8083, 5432} {
+		waitHealthy(t, n, port, 1)
+	}
+	waitRoutes(t, n)
+	var requests sync.WaitGroup
+	ask := func(port string) {
+		requests.Go(func() {
+			if got, err := client.Curl(t.Context(), "http://payments.aether.internal:"+port+"/"); err != nil || got.String() != "200 payments-1:"+port {
+				t.Errorf("port %s: %s (%v)", port, got, err)
+			}
+		})
+	}
+	ask("8080") // brings the certificates
+	requests.Wait()
+
+	n.Relay.Sever()
+	ask("8081")
+	warming(t, n)
+	if err := n.Registrar.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	n.Relay.Restore()
+	ask("8082")
+	requests.Go(func() {
+		if got, err := client.TCP(t.Context(), "payments.aether.internal:5432"); err != nil || got.Banner != "hello from payments-1 port 5432" {
+			t.Errorf("port 5432: %+v (%v)", got, err)
+		}
+	})
+	time.Sleep(replacement)
+	if err := n.StartRegistrar(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	requests.Wait()
+
+	if err := n.Registrar.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.Relay.Sever()
+	if err := n.StartRegistrar(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ask("8083")
+	warming(t, n)
+	time.Sleep(lag)
+	n.Relay.Restore()
+	requests.Wait()
 }

@@ -64,12 +64,15 @@ type Relay struct {
 	admits  map[string][]string     // guarded by mu; SPIFFE IDs by cluster
 	pushes  int                     // guarded by mu; numbers the nonces
 	late    time.Duration           // guarded by mu; how much later Envoy gets a response
+	severed bool                    // guarded by mu; Envoy gets no aggregated stream
 }
 
 // relayStream is one stream of Envoy's.
 type relayStream struct {
 	grpc.ServerStream
 
+	method  string
+	end     context.CancelFunc
 	sending sync.Mutex // held while a message goes to Envoy
 	// assignments are the registrar's latest load assignments, guarded by Relay.mu.
 	assignments map[string]*discoveryv3.Resource
@@ -147,6 +150,32 @@ func (r *Relay) Delay(late time.Duration) {
 	r.late = late
 }
 
+// Sever ends Envoy's aggregated stream and refuses it a new one until Restore, as if
+// Envoy came to connect it much later than the stream of the clusters on demand: a
+// cluster that it gets meanwhile has no load assignment.
+func (r *Relay) Sever() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.severed = true
+	for _, s := range r.streams {
+		if s.aggregated() {
+			s.end()
+		}
+	}
+}
+
+// Restore lets Envoy connect its aggregated stream again.
+func (r *Relay) Restore() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.severed = false
+}
+
+// aggregated reports whether the stream carries everything but the clusters on demand.
+func (s *relayStream) aggregated() bool {
+	return s.method == discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResources_FullMethodName
+}
+
 // push sends a cluster's load assignment to every stream that has it.
 func (r *Relay) push(ctx context.Context, cluster string) error {
 	type sent struct {
@@ -200,21 +229,35 @@ func (r *Relay) relay(_ any, stream grpc.ServerStream) error {
 	}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
+	s := &relayStream{
+		ServerStream: stream, method: method, end: cancel,
+		assignments: map[string]*discoveryv3.Resource{}, acks: map[string]chan<- error{},
+	}
+	if !r.join(s) {
+		return status.Errorf(codes.Unavailable, "%s: a test has severed it", method)
+	}
+	defer r.forget(s)
 	up, err := r.upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if err != nil {
 		return err
 	}
-	s := &relayStream{ServerStream: stream, assignments: map[string]*discoveryv3.Resource{}, acks: map[string]chan<- error{}}
-	r.mu.Lock()
-	r.streams = append(r.streams, s)
-	r.mu.Unlock()
-	defer r.forget(s)
 
 	go func() {
 		_ = r.passRequests(s, up) // Envoy's end of the stream is the end of both
 		cancel()
 	}()
 	return r.passResponses(s, up)
+}
+
+// join reports whether a stream may be passed on, and takes it up.
+func (r *Relay) join(s *relayStream) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.severed && s.aggregated() {
+		return false
+	}
+	r.streams = append(r.streams, s)
+	return true
 }
 
 func (r *Relay) forget(s *relayStream) {

@@ -26,7 +26,7 @@ import (
 )
 
 // initialFetch is how long a cluster waits for its first load assignment.
-const initialFetch = time.Second
+const initialFetch = 15 * time.Second
 
 // simCluster is a cluster as an Envoy has it.
 type simCluster struct {

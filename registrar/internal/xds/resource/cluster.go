@@ -83,7 +83,7 @@ func Cluster(c ServiceCluster) (*clusterv3.Cluster, error) {
 		Name:                 c.Name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{
-			EdsConfig:   adsSource(),
+			EdsConfig:   assignmentSource(),
 			ServiceName: c.Name,
 		},
 		AltStatName:    statName(c.Name),

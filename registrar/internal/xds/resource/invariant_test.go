@@ -10,6 +10,7 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	commonfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
+	ondemandv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/on_demand/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	ondemandsecretv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/cert_selectors/on_demand_secret/v3"
@@ -264,32 +265,48 @@ func TestTLSContexts(t *testing.T) {
 // Every reference to one SDS or EDS name has the same bytes, in every listener and
 // cluster; Envoy 1.40 never delivers a secret otherwise (dataplane decision 4). So
 // do all sources of on-demand clusters: each other value would open another stream.
+// What a request may wait for waits as long as a registrar may be away: for a cluster on
+// demand and for its load assignment.
 func TestSourcesAreIdentical(t *testing.T) {
-	var ads, onDemand string
+	const away = 15
+	var ads, onDemand, assignments string
+	ofAssignments := map[*corev3.ConfigSource]bool{}
 	for _, s := range shapes(t) {
 		for _, r := range s.resources {
 			eachMessage(t, r, func(m proto.Message) {
-				source, ok := m.(*corev3.ConfigSource)
-				if !ok {
-					return
-				}
-				first := &ads
-				if source.GetApiConfigSource() != nil {
-					first = &onDemand
-				}
-				if *first == "" {
-					*first = marshal(t, source)
-				}
-				if marshal(t, source) != *first {
-					t.Errorf("%s: another source: %v", s.name, source)
-				}
-				if source.GetAds() != nil && source.GetInitialFetchTimeout().AsDuration().Seconds() != 1 {
-					t.Errorf("%s: waits %v for the first answer", s.name, source.GetInitialFetchTimeout().AsDuration())
+				switch m := m.(type) {
+				case *clusterv3.Cluster_EdsClusterConfig:
+					ofAssignments[m.GetEdsConfig()] = true
+				case *ondemandv3.OnDemandCds:
+					if m.GetTimeout().GetSeconds() != away {
+						t.Errorf("%s: a request waits %v for its cluster", s.name, m.GetTimeout().AsDuration())
+					}
+				case *tcpproxyv3.TcpProxy_OnDemand:
+					if m.GetTimeout().GetSeconds() != away {
+						t.Errorf("%s: a connection waits %v for its cluster", s.name, m.GetTimeout().AsDuration())
+					}
+				case *corev3.ConfigSource:
+					first, seconds := &ads, int64(1)
+					switch {
+					case m.GetApiConfigSource() != nil:
+						first, seconds = &onDemand, 0
+					case ofAssignments[m]:
+						first, seconds = &assignments, away
+					}
+					if *first == "" {
+						*first = marshal(t, m)
+					}
+					if marshal(t, m) != *first {
+						t.Errorf("%s: another source: %v", s.name, m)
+					}
+					if m.GetInitialFetchTimeout().GetSeconds() != seconds {
+						t.Errorf("%s: waits %v for the first answer", s.name, m.GetInitialFetchTimeout().AsDuration())
+					}
 				}
 			})
 		}
 	}
-	if ads == "" || onDemand == "" {
+	if ads == "" || onDemand == "" || assignments == "" {
 		t.Error("a source is missing: the test looks in the wrong place")
 	}
 	selector := 0

@@ -50,7 +50,7 @@ func OutboundHTTP(p Pod) (*listenerv3.Listener, error) {
 	// The on_demand filter pauses a request whose route names a cluster that Envoy
 	// does not have, and asks for it.
 	onDemand := httpFilter(onDemandName, pack(&ondemandv3.OnDemand{
-		Odcds: &ondemandv3.OnDemandCds{Source: onDemandSource(), Timeout: duration(onDemandTimeout)},
+		Odcds: &ondemandv3.OnDemandCds{Source: onDemandSource(), Timeout: duration(absence)},
 	}))
 	hcm.HttpFilters = append([]*hcmv3.HttpFilter{onDemand}, hcm.GetHttpFilters()...)
 
@@ -79,7 +79,7 @@ func OutboundTCP(p Pod) (*listenerv3.Listener, error) {
 	}
 	proxy := tcpProxy("out_tcp", noCluster)
 	proxy.MaxConnectAttempts = u32(tcpAttempts)
-	proxy.OnDemand = &tcpproxyv3.TcpProxy_OnDemand{OdcdsConfig: onDemandSource(), Timeout: duration(onDemandTimeout)}
+	proxy.OnDemand = &tcpproxyv3.TcpProxy_OnDemand{OdcdsConfig: onDemandSource(), Timeout: duration(absence)}
 
 	l := outbound(p, OutboundTCPListener(p.ID), OutboundTCPPort)
 	l.StatPrefix = "out_tcp"

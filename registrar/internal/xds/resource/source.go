@@ -7,15 +7,16 @@ import (
 )
 
 const (
-	// fetchTimeout bounds how long a listener or cluster waits for its first secret
-	// or load assignment. While a cluster waits Envoy holds back every other cluster
-	// of the stream, 15 s by default (XDS-D8, dataplane T5).
+	// fetchTimeout bounds how long a listener waits for its first secret or its routes,
+	// and a cluster for the trust domain's bundle (XDS-D8, dataplane T5).
 	fetchTimeout = time.Second
-	// onDemandTimeout bounds how long a request waits for a cluster that Envoy does
-	// not have. Every name is answered at once, with a tombstone at worst, so it
-	// runs out only when the registrar is away; it is long enough for a registrar
-	// that restarts.
-	onDemandTimeout = 5 * time.Second
+	// absence bounds how long what only the registrar can answer waits for it: a request
+	// for a cluster that Envoy does not have, and such a cluster for its first load
+	// assignment. Every name is answered at once, with a tombstone or an empty assignment
+	// at worst, so it runs out only when the registrar is away; it is longer than the
+	// registrar's pod takes to be replaced on a busy node. That Envoy takes no other
+	// cluster of the aggregated stream meanwhile (XDS-D1) costs nothing: nobody gives one.
+	absence = 15 * time.Second
 	// reconnectBase and reconnectMax bound the pause before Envoy opens a lost xDS
 	// stream again. Its own maximum of 30 s would leave a node deaf to drains long
 	// after the registrar is back (MESH-33).
@@ -23,14 +24,26 @@ const (
 	reconnectMax  = time.Second
 )
 
-// adsSource points at the aggregated stream. Secrets and load assignments use this
-// one value everywhere: Envoy 1.40 never delivers a secret that two references ask
-// for with different bytes (dataplane decision 4).
+// adsSource points at the aggregated stream. Secrets use this one value everywhere:
+// Envoy 1.40 never delivers a secret that two references ask for with different bytes
+// (dataplane decision 4).
 func adsSource() *corev3.ConfigSource {
+	return aggregated(fetchTimeout)
+}
+
+// assignmentSource points at the aggregated stream for load assignments. A cluster that
+// Envoy got before the registrar ended, or before the aggregated stream is back, waits:
+// without endpoints it would refuse the request that asked for it.
+func assignmentSource() *corev3.ConfigSource {
+	return aggregated(absence)
+}
+
+// aggregated is the aggregated stream, with the time that a first answer may take.
+func aggregated(first time.Duration) *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
 		ResourceApiVersion:    corev3.ApiVersion_V3,
-		InitialFetchTimeout:   duration(fetchTimeout),
+		InitialFetchTimeout:   duration(first),
 	}
 }
 

@@ -34,10 +34,6 @@ const (
 	// word within a quarter of a minute.
 	defaultPingAfter   = 10 * time.Second
 	defaultPingTimeout = 5 * time.Second
-	// parting is how much longer than clusters on demand everything else is answered
-	// at the end: a cluster that Envoy has just got asks for its load assignment, and
-	// without one it would serve nobody from fetchTimeout on.
-	parting = 200 * time.Millisecond
 	// stopGrace bounds how long Serve waits for open streams to end.
 	stopGrace = 2 * time.Second
 )
@@ -94,8 +90,8 @@ func New(cfg Config) (*Server, error) {
 }
 
 // Serve serves on l, which it closes, until ctx ends or l fails. Streams are
-// ended in an orderly way, those of clusters on demand first; Envoy goes on with what
-// it has and connects again. A Server serves once.
+// ended in an orderly way; Envoy goes on with what it has and connects again. A
+// Server serves once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	if !s.serving.CompareAndSwap(false, true) {
 		return errors.Join(errors.New("xds server: Serve was called twice"), l.Close())
@@ -149,18 +145,9 @@ func (s *Server) serve(str stream.DeltaStream, service cache.Service, typeURL st
 	go func() {
 		select {
 		case <-s.stopping:
+			cancel()
 		case <-ctx.Done():
-			return
 		}
-		if service == cache.ADS {
-			t := time.NewTimer(parting)
-			defer t.Stop()
-			select {
-			case <-t.C:
-			case <-ctx.Done():
-			}
-		}
-		cancel()
 	}()
 	err := delta.NewServer(ctx, st, st).DeltaStreamHandler(str, typeURL)
 	if err != nil {

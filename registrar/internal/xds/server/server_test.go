@@ -333,31 +333,6 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// At the end clusters on demand are no more given before load assignments are: an
-// Envoy that has just got a cluster still gets where it leads.
-func TestParting(t *testing.T) {
-	f := serve(t, released())
-	f.set(cache.OnDemandCluster, "1", "a")
-	f.set(cache.Endpoints, "1", "a")
-	conn := f.dial()
-	ads := f.ads(conn, nil)
-	f.must(ads.Subscribe(resource.ClusterType))
-	od, err := conn.Clusters(t.Context(), xdstest.Options{})
-	f.must(err)
-	f.must(od.Subscribe(resource.ClusterType, "a"))
-	f.waitFor(od, resource.ClusterType, has("a"))
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		f.stop()
-	}()
-	<-od.Done()
-	f.must(ads.Subscribe(resource.EndpointType, "a"))
-	f.waitFor(ads, resource.EndpointType, has("a"))
-	<-ads.Done()
-	<-stopped
-}
-
 // Serving ends with its listener's error and is refused a second time.
 func TestServeErrors(t *testing.T) {
 	s, err := New(Config{Cache: released()})
