@@ -191,7 +191,10 @@ type attachment struct {
 	// generation of the last published record, 1 if an earlier process published it; 0
 	// if there is none.
 	generation uint64
-	state      PortState
+	// state is what the listen table said last; unread says that an earlier process
+	// published the pod and that in this one the table has not been read yet.
+	state  PortState
+	unread bool
 	// workload is what the orchestrator said last; nil standalone, and until it
 	// spoke in this process.
 	workload *model.Workload
@@ -227,7 +230,7 @@ func New(cfg Config) (*Manager, error) {
 // the plugin's undo is in the spool. Its ports stay as published until the listen table
 // says else; whoever takes it away before that must withdraw them.
 func stored(pod model.Pod) *attachment {
-	a := &attachment{pod: pod, proven: true}
+	a := &attachment{pod: pod, proven: true, unread: true}
 	if len(pod.Ports) > 0 {
 		a.generation = 1
 	}

@@ -23,7 +23,7 @@ func (m *Manager) observe(ctx context.Context, key model.AttachmentKey, s PortSt
 		return
 	}
 	reported := slices.Equal(a.state.Misbound, s.Misbound)
-	a.state = s
+	a.state, a.unread = s, false
 	pod := a.pod
 	m.mu.Unlock()
 	if !reported && len(s.Misbound) > 0 {
@@ -68,9 +68,12 @@ func (m *Manager) nextGeneration(last uint64) uint64 {
 	return max(last+1, uint64(m.cfg.Now().UnixNano()))
 }
 
-// silent reports that a stored pod's record stands as it is, because the
-// orchestrator has not spoken of the pod yet in this process (contract 4.8).
-func (a *attachment) silent(orchestrated bool) bool { return orchestrated && a.workload == nil }
+// silent reports that a stored pod's record stands as it is, because the orchestrator
+// has not spoken of the pod or its listen table has not been read yet in this process
+// (contract 4.8). A pod that has ended needs no listen table.
+func (a *attachment) silent(orchestrated bool) bool {
+	return orchestrated && a.workload == nil || a.unread && a.ending() != model.Finished
+}
 
 func (a *attachment) ending() model.Ending {
 	if a.workload == nil {

@@ -254,6 +254,32 @@ func TestRestartBeforeTheOrchestratorSpeaks(t *testing.T) {
 	}
 }
 
+// Contract 4.8: after a restart a record stands until the pod's listen table was read,
+// though the orchestrator has spoken: a registrar that is rolled takes no pod out of
+// the load assignments. The record of a pod that has ended goes at once.
+func TestRestartBeforeTheListenTableIsRead(t *testing.T) {
+	w := newWorld()
+	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	m := newManager(t, w, db)
+	o := join(m)
+	wl := o.set(workload(multiPort()))
+	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+	w.listen(key("c1"), listening(8080, 9090))
+
+	again := newManager(t, w, db)
+	join(again)
+	before := len(w.events())
+	again.Observe(t.Context(), wl)
+	if got := w.events()[before:]; len(got) != 0 {
+		t.Errorf("before the listen table was read the orchestrator's word led to %v", got)
+	}
+	wl.Ending = model.Finished
+	again.Observe(t.Context(), wl)
+	if got := w.record("c1-eth0"); got != "none" {
+		t.Errorf("a pod that has ended: %s", got)
+	}
+}
+
 // Contract 1: a changed annotation changes the ports of a running pod, new ones are
 // published after their proof, old ones leave before their chain.
 func TestChangedPorts(t *testing.T) {
