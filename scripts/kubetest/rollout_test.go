@@ -127,7 +127,8 @@ func stopLoads(t *testing.T, callers []corev1.Pod, loads []*load) {
 	}
 }
 
-// mustAnswer looks a service up and sends it a request.
+// mustAnswer looks a service up and sends it a request, which outlasts the wait for a
+// registrar that is away.
 func (c *cluster) mustAnswer(t *testing.T, client *corev1.Pod, service, namespace string) {
 	t.Helper()
 	name := service + "." + namespace + ".aether.internal"
@@ -135,7 +136,7 @@ func (c *cluster) mustAnswer(t *testing.T, client *corev1.Pod, service, namespac
 	if c.podserver(t, client, &dns, "lookup", name); dns.Rcode != "NOERROR" || len(dns.Addresses) == 0 {
 		t.Errorf("%s: look-up of %s: %+v", client.Spec.NodeName, name, dns)
 	}
-	if n, answers := failed(c.get(t, client, "http://"+name+"/")); n != 0 {
+	if n, answers := failed(c.get(t, client, "-timeout=30s", "http://"+name+"/")); n != 0 {
 		t.Errorf("%s: %s: %v", client.Spec.NodeName, name, answers)
 	}
 }
