@@ -98,7 +98,9 @@ func (w *world) act() {
 		} else {
 			w.log("Envoy connects again")
 		}
-		w.e.ResetUnknown()
+		for name := range w.pub.demanded {
+			w.e.Forget(name)
+		}
 		w.pub.flush()
 		w.noteCommitted()
 		w.pub.connect(w.envoy)

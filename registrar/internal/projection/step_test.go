@@ -82,7 +82,7 @@ func TestDefaultChange(t *testing.T) {
 		t.Errorf("retired name: %+v", a)
 	}
 	// An Envoy that only lost its stream asks again for all it ever asked for (XDS-R2).
-	e.ResetUnknown()
+	e.Forget(f + ":9090")
 	if a := e.Resolve(f + ":9090"); a.Kind != Refused {
 		t.Errorf("retired name on a new stream: %+v", a)
 	}

@@ -127,10 +127,10 @@ func (e *Engine) Resolve(name string) Answer {
 	return a
 }
 
-// ResetUnknown forgets what Envoy asked for: an Envoy connects, and asks again for what it
-// still has. Retired names stay so, as an Envoy that only lost its stream asks for them
-// again too (XDS-R2), and a fresh one has the route table before it has a listener.
-func (e *Engine) ResetUnknown() { e.asked = newAskedNames() }
+// Forget says that no Envoy has what a name was answered with any more: the name counts no
+// longer towards the cap. Retired names stay so, as an Envoy that only lost its stream asks
+// for them again too (XDS-R2), and a fresh one has the route table before it has a listener.
+func (e *Engine) Forget(name string) { e.asked.forget(name) }
 
 // AtCap says whether the cap of remembered names is reached: the route table should
 // then answer unknown names itself.

@@ -15,6 +15,7 @@ func (p *Publisher) onDemand(d cache.Demand) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.noticeEnvoy()
+	p.evict(d.Dropped) // makes room for names that lead nowhere
 	b := newBatch()
 	for _, key := range d.Wanted {
 		switch key.Kind {
@@ -28,13 +29,20 @@ func (p *Publisher) onDemand(d cache.Demand) {
 		}
 	}
 	p.applyBatch(b)
+	// Asking makes aliases part of a service, and can reach the cap.
+	p.flush()
+	p.updateTable(false)
+}
+
+// evict lets go of what nobody asks for any more.
+func (p *Publisher) evict(dropped []cache.Key) {
 	// What is made on demand is kept while it is asked for. Routes and secrets are
 	// not: the next Envoy must find them.
-	made := slices.DeleteFunc(d.Dropped, func(k cache.Key) bool {
+	made := slices.DeleteFunc(slices.Clone(dropped), func(k cache.Key) bool {
 		return k.Kind != cache.OnDemandCluster && k.Kind != cache.Endpoints
 	})
 	// A change may have put a load assignment back after its own readers had gone.
-	for _, key := range d.Dropped {
+	for _, key := range dropped {
 		if key.Kind == cache.OnDemandCluster {
 			made = append(made, cache.Key{Kind: cache.Endpoints, Name: key.Name})
 		}
@@ -48,15 +56,15 @@ func (p *Publisher) onDemand(d cache.Demand) {
 		case ok && g.kind == key.Kind:
 			p.forget(key.Name)
 		}
+		if _, given := p.given[key.Name]; !given {
+			p.engine.Forget(key.Name)
+		}
 		// Others may read its endpoints still.
 		if endpoints := (cache.Key{Kind: cache.Endpoints, Name: key.Name}); key != endpoints && p.cache.Subscribed(endpoints) {
 			p.giveEndpoints(left, key.Name)
 		}
 	}
 	p.applyBatch(left)
-	// Asking makes aliases part of a service, and can reach the cap.
-	p.flush()
-	p.updateTable(false)
 }
 
 // noticeEnvoy follows whether an Envoy of this node is connected.
@@ -72,9 +80,6 @@ func (p *Publisher) noticeEnvoy() {
 		return
 	}
 	p.log.Warn("no Envoy is connected any more")
-	// What an Envoy still holds it asks for again when it comes back; a fresh one
-	// holds nothing.
-	p.engine.ResetUnknown()
 }
 
 // warmAll gives every Envoy the clusters of declared upstreams before the first

@@ -483,9 +483,9 @@ func TestDefaultPortChange(t *testing.T) {
 	}
 }
 
-// A service that comes back before Envoy was told to remove its warm cluster, which nobody
-// warms any more: a step awaits that removal too, although only endpoints are given under
-// the name. Envoy has a cluster of the old port until then.
+// A service is forgotten, and comes back before Envoy was told to remove its warm clusters,
+// which nobody warms any more. Its steps await the removals, although nothing, or endpoints
+// alone, are given under those names: until then Envoy has clusters of the old meaning.
 func TestStepAwaitsRemoval(t *testing.T) {
 	f := start(t)
 	name := "payments.aether.internal"
@@ -496,7 +496,7 @@ func TestStepAwaitsRemoval(t *testing.T) {
 		waitFor(t, odcds, resourcev3.ClusterType, ghost, has(ghost))
 	}
 	f.AddPod(clientPod("c1", "payments"))
-	f.upsert("a", "10.1.0.2", 8080, "8080")
+	f.upsert("a", "10.1.0.2", 8080, "8080 7000")
 	waitFor(t, ads, resourcev3.ClusterType, name, has(name))
 	must(t, ads.Subscribe(resourcev3.EndpointType, name))
 	waitFor(t, ads, resourcev3.EndpointType, name, has(name))
@@ -518,21 +518,28 @@ func TestStepAwaitsRemoval(t *testing.T) {
 	f.flush()
 	f.mu.Unlock()
 	must(t, f.AwaitProjected(t.Context(), nil))
+	f.awaitsRemoval(t, projection.Await{Kind: projection.AwaitClusters, Name: name}, name+":7000")
 	f.upsert("b", "10.1.0.3", 9090, "9090")
 	must(t, f.AwaitProjected(t.Context(), []string{"b"}))
 
-	f.mu.Lock()
-	keys := f.awaitKeys([]projection.Await{{Kind: projection.AwaitCluster, Name: name}})
-	f.mu.Unlock()
-	removal := cache.Key{Kind: cache.WildcardCluster, Name: name}
-	if !slices.ContainsFunc(f.cache.Outstanding(keys, false), func(o cache.Outstanding) bool { return o.Key == removal }) {
-		t.Errorf("nobody waits for the removal of %s; the keys are %v", name, keys)
-	}
+	f.awaitsRemoval(t, projection.Await{Kind: projection.AwaitCluster, Name: name}, name)
 	ads.SetJudge(func(*discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict { return xdstest.Ack() })
 	must(t, ads.Release(resourcev3.ClusterType))
 	waitFor(t, ads, resourcev3.RouteType, "the last step", func(st *xdstest.State) bool { return routes(st)[name+":9090"] == name })
 	if sni := sniOf(t, ads.State(resourcev3.ClusterType), name); sni == "8080" {
 		t.Error("port 9090 is routed to a cluster of port 8080")
+	}
+}
+
+// awaitsRemoval fails unless what a step awaits includes the outstanding removal of a cluster.
+func (f *fixture) awaitsRemoval(t *testing.T, a projection.Await, cluster string) {
+	t.Helper()
+	f.mu.Lock()
+	keys := f.awaitKeys([]projection.Await{a})
+	f.mu.Unlock()
+	removal := cache.Key{Kind: cache.WildcardCluster, Name: cluster}
+	if !slices.ContainsFunc(f.cache.Outstanding(keys, false), func(o cache.Outstanding) bool { return o.Key == removal }) {
+		t.Errorf("nobody waits for the removal of %s; the keys are %v", cluster, keys)
 	}
 }
 

@@ -2,6 +2,7 @@ package publisher
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"strings"
 	"testing"
@@ -94,6 +95,26 @@ func TestSameContentIsNoChange(t *testing.T) {
 	}
 	if n := len(ads.State(resourcev3.RouteType).Responses); n > 2 {
 		t.Errorf("the route table came %d times, want once empty and once with the service", n)
+	}
+}
+
+// I9: the names that one Envoy asked for do not count any more when it goes, whoever stays.
+func TestUnknownNamesGoWithTheirEnvoy(t *testing.T) {
+	f := start(t)
+	f.envoy(t, nil)
+	_, going := f.envoy(t, nil)
+	for i := range 5 { // the cap
+		name := fmt.Sprintf("gone%d.aether.internal:1", i)
+		must(t, going.Subscribe(resourcev3.ClusterType, name))
+		waitFor(t, going, resourcev3.ClusterType, name, has(name))
+	}
+	must(t, going.Close())
+	_, next := f.envoy(t, nil)
+	const name = "ghost.aether.internal:1"
+	must(t, next.Subscribe(resourcev3.ClusterType, name))
+	waitFor(t, next, resourcev3.ClusterType, "an answer", func(st *xdstest.State) bool { return st.Received[name]+st.Removed[name] > 0 })
+	if !has(name)(next.State(resourcev3.ClusterType)) || f.Asked() != 1 {
+		t.Errorf("%d names are remembered after their Envoy has gone", f.Asked())
 	}
 }
 

@@ -1,7 +1,6 @@
 package publisher
 
 import (
-	"strings"
 	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -69,10 +68,8 @@ func (p *Publisher) awaitKeys(awaits []projection.Await) []cache.Key {
 			keys = append(keys, clusterKeys(a.Name)...)
 		case projection.AwaitClusters:
 			keys = append(keys, clusterKeys(a.Name)...)
-			for name := range p.given {
-				if strings.HasPrefix(name, a.Name+":") {
-					keys = append(keys, clusterKeys(name)...)
-				}
+			for _, kind := range []cache.Kind{cache.WildcardCluster, cache.OnDemandCluster} {
+				keys = append(keys, p.cache.Unsettled(kind, a.Name+":")...)
 			}
 		case projection.AwaitEndpoints:
 			if _, ok := p.given[a.Name]; ok {

@@ -304,6 +304,43 @@ func TestOutstanding(t *testing.T) {
 	})
 }
 
+// What of the names with a prefix is unsettled on some stream: not answered for, to be sent,
+// on its way, also as a removal, or rejected.
+func TestUnsettled(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.setService("a:1", "1", "1")
+		m.setService("a:2", "1", "1")
+		m.setService("b:1", "1", "1")
+		od, _ := m.open(options{node: "n1", service: cache.OnDemand})
+		m.must(od.Subscribe(resource.ClusterType, "a:1", "a:2", "a:3", "b:1"))
+		m.unsettled("on-demand-cluster/a:3")
+		m.remove(key(cache.OnDemandCluster, "a:3"))
+		m.unsettled()
+		od.SetJudge(withholdAll)
+		m.remove(key(cache.OnDemandCluster, "a:1"), key(cache.OnDemandCluster, "b:1"))
+		m.unsettled("on-demand-cluster/a:1")
+		m.set(cache.OnDemandCluster, "a:2", "bad")
+		m.unsettled("on-demand-cluster/a:1", "on-demand-cluster/a:2")
+		od.SetJudge(m.rejecting("a:2", "bad", byName))
+		m.release(od, cache.OnDemandCluster)
+		m.unsettled("on-demand-cluster/a:2")
+		m.set(cache.OnDemandCluster, "a:2", "good")
+		m.unsettled()
+	})
+}
+
+func (m *mesh) unsettled(want ...string) {
+	m.Helper()
+	synctest.Wait()
+	var got []string
+	for _, k := range m.Unsettled(cache.OnDemandCluster, "a:") {
+		got = append(got, k.String())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		m.Errorf("unsettled (-want +got):\n%s", diff)
+	}
+}
+
 func (m *mesh) outstanding(keys []cache.Key, subscribed bool, want ...string) {
 	m.Helper()
 	var got []string

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Outstanding is what one key still waits for on one stream.
@@ -65,4 +66,56 @@ func (st *Stream) reasonLocked(key Key) string {
 		return "waits behind a response that is not acknowledged"
 	}
 	return "to be sent"
+}
+
+// Unsettled returns the keys of a kind, sorted, whose name begins with prefix and which a
+// client may have in an earlier state: a change, a removal too, is not acknowledged, or it
+// was rejected, or nobody has said yet what the name is. To await these is to await all
+// names that begin so. It costs what is unsettled.
+func (c *Cache) Unsettled(kind Kind, prefix string) []Key {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	names := make(map[string]struct{})
+	add := func(name string) {
+		if strings.HasPrefix(name, prefix) {
+			names[name] = struct{}{}
+		}
+	}
+	for key := range c.demand.wanted {
+		if key.Kind == kind {
+			add(key.Name)
+		}
+	}
+	for st := range c.streams[kind.service()] {
+		if sub := st.subs[kind]; sub != nil {
+			sub.eachUnsettledLocked(add)
+		}
+	}
+	keys := make([]Key, 0, len(names))
+	for name := range names {
+		keys = append(keys, Key{Kind: kind, Name: name})
+	}
+	slices.SortFunc(keys, Key.Compare)
+	return keys
+}
+
+// eachUnsettledLocked calls fn with the names of what is to be sent, is on its way, or was
+// rejected; with some more than once.
+func (s *subscription) eachUnsettledLocked(fn func(name string)) {
+	for _, v := range s.dirty {
+		fn(v.e.key.Name)
+	}
+	if s.flight != nil {
+		for i := range s.flight.views {
+			fn(s.flight.views[i].v.e.key.Name)
+		}
+	}
+	for i := range s.suspects {
+		for _, v := range s.suspects[i].views {
+			fn(v.e.key.Name)
+		}
+	}
+	for name := range s.rejections {
+		fn(name)
+	}
 }
