@@ -25,7 +25,7 @@ whole      := /scripts/(e2e|kubetest)$$
 api-server := go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | awk '/\/scripts\/(apiserver|spire)test[] ]/ { print $$1 }'
 # The name of the image that make image packs.
 IMAGE   ?= docker.io/portolan/registrar:latest
-# make bench: some rows, separated by commas; non-empty: write README's table.
+# make bench and bench-kubernetes: some rows, separated by commas; non-empty: write README's table.
 ROWS    ?=
 README  ?=
 
@@ -102,6 +102,11 @@ lab-check: root lab-build ## check the lab itself, in one of its own
 bench: root build run-tools $(BIN)/fortio ## measure what the mesh costs (ROWS=add,use for some rows; README=1 puts the table into README.md)
 	@$(STATIC) -o $(BIN)/ ./scripts/podserver ./scripts/bench
 	@$(BIN)/bench -bin $(BIN) -envoy $(ENVOY) $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
+
+.PHONY: bench-kubernetes
+bench-kubernetes: root lab-build ## measure what the mesh costs on a real Kubernetes of two nodes (ROWS, README as for bench)
+	@$(STATIC) -o $(BIN)/bench-kubernetes ./scripts/bench/kubernetes
+	@$(BIN)/bench-kubernetes $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint $(BIN)/buf ## check style, layers and proto files

@@ -11,10 +11,9 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
+	"github.com/portolan-mesh/portolan/scripts/delta"
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
-
-const endpointType = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 // The publication gate, seen from outside: whenever a load assignment names a pod,
 // that pod's 15008 listens and so does the port, in the same moment (contract 4.3,
@@ -30,7 +29,7 @@ func TestPublicationGate(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, r := range resp.GetResources() {
-			if resp.GetTypeUrl() != endpointType {
+			if resp.GetTypeUrl() != delta.EndpointType {
 				continue
 			}
 			var la endpointv3.ClusterLoadAssignment
@@ -66,7 +65,7 @@ func TestPublicationGate(t *testing.T) {
 	watcher.subscribe(t, "type.googleapis.com/envoy.config.listener.v3.Listener")
 	watcher.subscribe(t, "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
 		"in|spiffe://aether.internal/ns/default/sa/payments", "spiffe://aether.internal")
-	watcher.subscribe(t, endpointType, "payments.aether.internal", "payments.aether.internal:9090")
+	watcher.subscribe(t, delta.EndpointType, "payments.aether.internal", "payments.aether.internal:9090")
 
 	for i := range 6 {
 		spec := payments(fmt.Sprintf("payments-%d", i), "8080,9090=h2", "http:8080", "h2:9090")

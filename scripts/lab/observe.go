@@ -97,3 +97,31 @@ func (l Lab) Dump(ctx context.Context, by, name string) {
 	}
 	fmt.Fprintf(os.Stderr, "%s: logs, status, configuration and events are in %s\n", by, dir)
 }
+
+// Process finds the one process in a node's network that was started with these
+// arguments first, such as that of a container with hostNetwork.
+func (l Lab) Process(node int, args ...string) (int, error) {
+	file, err := l.File(node, "")
+	if err != nil {
+		return 0, err
+	}
+	network, err := os.Stat(filepath.Join(filepath.Dir(file), "ns/net"))
+	if err != nil {
+		return 0, err
+	}
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return 0, err
+	}
+	want := strings.Join(args, "\x00") + "\x00"
+	for _, line := range lines {
+		got, err := os.ReadFile(line)
+		if err != nil || !strings.HasPrefix(string(got), want) {
+			continue // ended, or another one
+		}
+		if in, err := os.Stat(filepath.Join(filepath.Dir(line), "ns/net")); err == nil && os.SameFile(in, network) {
+			return strconv.Atoi(filepath.Base(filepath.Dir(line)))
+		}
+	}
+	return 0, fmt.Errorf("node%d runs no %s", node, strings.Join(args, " "))
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
+	"github.com/portolan-mesh/portolan/scripts/lab"
+)
+
+// absentNode is the node of the endpoints that are written here.
+const absentNode = "elsewhere"
+
+// endpointsPath is where the API server has the namespace's ServiceEndpoints.
+const endpointsPath = "/apis/" + v1alpha1.Group + "/" + v1alpha1.Version + "/namespaces/" + namespace + "/" + v1alpha1.Resource
+
+func (r *rig) getEndpoints(ctx context.Context, into *v1alpha1.ServiceEndpointList) error {
+	raw, err := r.client.CoreV1().RESTClient().Get().AbsPath(endpointsPath).SetHeader("Accept", "application/json").DoRaw(ctx)
+	if err != nil {
+		return fmt.Errorf("list ServiceEndpoints: %w", err)
+	}
+	return json.Unmarshal(raw, into)
+}
+
+// registrar writes endpoints as a registrar of a node does, with its rights and
+// under the policy of its node.
+type registrar struct{ rest rest.Interface }
+
+func (r *rig) absentRegistrar() (registrar, error) {
+	config := rest.CopyConfig(r.config)
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + lab.MeshNamespace + ":portolan-registrar",
+		Extra:    map[string][]string{"authentication.kubernetes.io/node-name": {absentNode}},
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return registrar{}, err
+	}
+	return registrar{client.CoreV1().RESTClient()}, nil
+}
+
+// apply writes an endpoint.
+func (r registrar) apply(ctx context.Context, ep *v1alpha1.ServiceEndpoint) error {
+	body, err := json.Marshal(ep)
+	if err != nil {
+		return err
+	}
+	_, err = r.rest.Patch(types.ApplyPatchType).AbsPath(endpointsPath, ep.Name).SetHeader("Accept", "application/json").
+		Param("fieldManager", "portolan-registrar").Param("force", "true").Body(body).DoRaw(ctx)
+	return err
+}
+
+// fleet are synthetic endpoints: pods of so many services in turn.
+type fleet struct {
+	name      string
+	endpoints []*v1alpha1.ServiceEndpoint
+	services  int
+}
+
+func newFleet(name string, endpoints, services int, network byte) *fleet {
+	f := &fleet{name: name, services: services}
+	for i := range endpoints {
+		service := f.service(i)
+		ip := v1alpha1.Address(fmt.Sprintf("10.%d.%d.%d", network, i>>8, i&0xff))
+		id := fmt.Sprintf("%060x%04x", network, i)
+		f.endpoints = append(f.endpoints, &v1alpha1.ServiceEndpoint{
+			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: v1alpha1.Kind},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-7d9c5b8f6d-%05d-%012x", service, i, i)},
+			Spec: v1alpha1.ServiceEndpointSpec{
+				UID: id + "/eth0", ContainerID: id, SinceUnixNanos: time.Now().UnixNano(),
+				Service: service, ClusterName: f.cluster(i), ServiceAccount: service, TrustDomain: "aether.internal",
+				IP: ip, Addresses: []v1alpha1.Address{ip}, Port: 8080, Ports: "8080,9090=h2", Health: v1alpha1.Healthy, Weight: 1,
+				NodeName: absentNode, PodName: fmt.Sprintf("%s-7d9c5b8f6d-%05d", service, i), PodUID: fmt.Sprintf("4c0b6ad5-0000-4000-8000-%012d", i),
+			},
+		})
+	}
+	return f
+}
+
+// service of the i-th endpoint, and its cluster for the default port.
+func (f *fleet) service(i int) string { return fmt.Sprintf("%s-%d", f.name, i%f.services) }
+func (f *fleet) cluster(i int) string { return f.service(i) + "." + namespace + ".aether.internal" }
+
+// clusters are those of the first services, for both ports.
+func (f *fleet) clusters(services int) []string {
+	var names []string
+	for i := range services {
+		names = append(names, f.cluster(i), f.cluster(i)+":9090")
+	}
+	return names
+}
+
+// next is the next change of the i-th endpoint: another weight.
+func (f *fleet) next(i int) (*v1alpha1.ServiceEndpoint, change) {
+	ep := f.endpoints[i]
+	ep.Spec.Generation++
+	ep.Spec.Weight = 1 + int32(ep.Spec.Generation%1000)
+	return ep, changeOf(ep)
+}
+
+// changeOf is how the state of an endpoint is recognised.
+func changeOf(ep *v1alpha1.ServiceEndpoint) change {
+	return change{address: string(ep.Spec.IP), weight: uint32(ep.Spec.Weight)}
+}
+
+// watchEndpoints tells every state of an endpoint that a plain watch delivers, until
+// ctx ends.
+func (r *rig) watchEndpoints(ctx context.Context, see func(change)) (stop func() error, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := r.client.CoreV1().RESTClient().Get().AbsPath(endpointsPath).SetHeader("Accept", "application/json").Param("watch", "true").Stream(ctx)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("watch ServiceEndpoints: %w", err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		decode(stream, see)
+	}()
+	return func() error {
+		cancel()
+		<-done
+		return stream.Close()
+	}, nil
+}
+
+// decode reads events until the stream ends; who waits for more gives up.
+func decode(stream io.Reader, see func(change)) {
+	decoder := json.NewDecoder(stream)
+	for {
+		var event struct{ Object v1alpha1.ServiceEndpoint }
+		if decoder.Decode(&event) != nil {
+			return
+		}
+		see(changeOf(&event.Object))
+	}
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
+)
+
+const (
+	writeEndpoints = 100
+	writeServices  = 10
+	writeChanges   = 500
+	// pace is the time from one change to the next.
+	pace = 10 * time.Millisecond
+	// writers write at once when many endpoints are written, burst is how many.
+	writers = 16
+	burst   = 500
+)
+
+// delays are how long changes took from their write on: to the other node's answer,
+// and to a plain watch of the API server.
+type delays struct{ answer, watch []time.Duration }
+
+func (d delays) figure(what string) measure.Figure {
+	p50, p99 := measure.P50(d.answer), measure.Quantile(d.answer, 0.99)
+	return measure.Figure{
+		OK: p50 <= 3*time.Millisecond && p99 <= 10*time.Millisecond, What: "ServiceEndpoint written -> the other node's registrar has it in an EDS answer" + what,
+		Measured: fmt.Sprintf("p50 %s, p99 %s", measure.Millis(p50), measure.Millis(p99)),
+		Compared: fmt.Sprintf("a plain watch of the API server (p50 %s, p99 %s); the registrar adds p50 %s", measure.Millis(measure.P50(d.watch)),
+			measure.Millis(measure.Quantile(d.watch, 0.99)), measure.Millis(measure.P50(measure.Minus(d.answer, d.watch)))),
+		Aim: "p50 <= 3 ms, p99 <= 10 ms",
+	}
+}
+
+// course is a fleet whose changes are followed to both places.
+type course struct {
+	*fleet
+	registrar       registrar
+	answered, heard *arrivals
+	stops           []func() error
+}
+
+// start writes the fleet and follows it; subscribed says for how many of its services
+// the reader's registrar is asked.
+func (r *rig) start(ctx context.Context, f *fleet, subscribed int) (*course, error) {
+	c := &course{fleet: f, answered: newArrivals(), heard: newArrivals()}
+	var err error
+	if c.registrar, err = r.absentRegistrar(); err != nil {
+		return nil, err
+	}
+	all := make([]int, len(f.endpoints))
+	for i := range all {
+		all[i] = i
+	}
+	if err := c.writeAll(ctx, all[1:]); err != nil {
+		return nil, err
+	}
+	client, err := r.subscribe(ctx, readerNode, f.clusters(subscribed), c.answered)
+	if err != nil {
+		return nil, err
+	}
+	c.stops = append(c.stops, client.Close)
+	// Not before: the API server ends a watch that falls behind so many at once.
+	stop, err := r.watchEndpoints(ctx, func(ch change) { c.heard.see(ch) })
+	if err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	c.stops = append(c.stops, stop)
+	// The registrar takes changes in their order: when it has the last one it has all.
+	if err := c.follow(ctx, 0, &delays{}); err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	return c, nil
+}
+
+func (c *course) stop() error {
+	var err error
+	for _, stop := range c.stops {
+		err = errors.Join(err, stop())
+	}
+	return err
+}
+
+// writeAll writes the next change of endpoints, many at once.
+func (c *course) writeAll(ctx context.Context, endpoints []int) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(writers)
+	for _, i := range endpoints {
+		ep, _ := c.next(i)
+		group.Go(func() error { return c.registrar.apply(ctx, ep) })
+	}
+	return group.Wait()
+}
+
+// follow writes the next change of an endpoint of a subscribed service and adds how
+// long it took to arrive.
+func (c *course) follow(ctx context.Context, i int, to *delays) error {
+	ep, ch := c.next(i)
+	answered, heard := c.answered.expect(ch), c.heard.expect(ch)
+	begin := time.Now()
+	if err := c.registrar.apply(ctx, ep); err != nil {
+		return err
+	}
+	answer, err := wait(ctx, "the registrar's client", answered)
+	if err != nil {
+		return err
+	}
+	watch, err := wait(ctx, "the watch", heard)
+	if err != nil {
+		return err
+	}
+	to.answer, to.watch = append(to.answer, answer.Sub(begin)), append(to.watch, watch.Sub(begin))
+	return nil
+}
+
+// writeToAnswer measures single changes, and a burst of them.
+func writeToAnswer(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
+	if err := r.mesh(ctx); err != nil {
+		return nil, err
+	}
+	c, err := r.start(ctx, newFleet("few", writeEndpoints, writeServices, 77), writeServices)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.stop()) }()
+	var d delays
+	ticker := time.NewTicker(pace)
+	defer ticker.Stop()
+	for i := range writeChanges {
+		<-ticker.C
+		if err := c.follow(ctx, i%writeEndpoints, &d); err != nil {
+			return nil, err
+		}
+	}
+	before := c.answered.count()
+	one := make([]int, burst)
+	for i := range one {
+		one[i] = i * writeServices % writeEndpoints // all of one service
+	}
+	if err := errors.Join(c.writeAll(ctx, one), c.follow(ctx, 0, &delays{})); err != nil {
+		return nil, err
+	}
+	figure := d.figure(", one change at a time")
+	figure.Measured += fmt.Sprintf("; a burst of %d came in %d answers", burst, c.answered.count()-before)
+	return []measure.Figure{figure}, nil
+}
