@@ -220,3 +220,18 @@ func (st *Stream) keepOnDemandLocked(v *view) bool {
 	}
 	return keep
 }
+
+// lostOnDemandLocked is told that a name's removal is sent, which takes what this Envoy has
+// of it on demand, too: that is sent again, though it may be what the Envoy had.
+func (st *Stream) lostOnDemandLocked(name string) {
+	for _, od := range st.partnersLocked() {
+		sub := od.subs[OnDemandCluster]
+		if sub == nil || !od.pairsLocked(st) {
+			continue
+		}
+		if v := sub.views[name]; v != nil && v.named {
+			v.force()
+			v.markDirty()
+		}
+	}
+}

@@ -252,6 +252,22 @@ func TestResumeKeepsWhatIsOnDemand(t *testing.T) {
 	}
 }
 
+// Likewise, when the removal was sent before anybody said what the name is on demand: it
+// is given again, though the Envoy had just that.
+func TestResumeGivesBackWhatIsOnDemand(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		ads, od := m.ads(), m.onDemand()
+		m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
+		m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"}, "a", "1")))
+		m.must(ads.Resume(resource.ListenerType, m.had([]string{"*"})))
+		synctest.Wait()
+		m.got(ads, 0, "cluster", "cluster -a", "listener")
+		m.got(od, 0)
+		m.setService("a", "1", "1")
+		m.got(od, 0, "cluster +a")
+	})
+}
+
 // A load assignment that came to mean another port or service does not reach an Envoy
 // before its cluster does: neither while the response before that is unacknowledged, nor
 // when the Envoy came back with the old cluster and has not asked for it yet (I1).

@@ -170,6 +170,9 @@ func (s *subscription) respondLocked(list []*view) {
 			if v.inherited {
 				s.removed[v.e.key.Name] = struct{}{}
 			}
+			if s.kind == WildcardCluster {
+				s.st.lostOnDemandLocked(v.e.key.Name)
+			}
 		} else {
 			resp.Resources = append(resp.Resources, v.e.wire)
 			f.sinceSet = min(f.sinceSet, v.e.seq)
