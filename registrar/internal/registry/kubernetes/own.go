@@ -34,6 +34,8 @@ type ownObject struct {
 	// have is the object as the API server last had it, as far as is known; nil when
 	// it has none. It is never older than our own last write: resourceVersions tell.
 	have *v1alpha1.ServiceEndpoint
+	// writing is what our own write under way makes of the object; nil without one.
+	writing *v1alpha1.ServiceEndpointSpec
 	// deleted is the object that we deleted and whose end the watch has not told yet.
 	deleted types.UID
 	// written is the highest generation that was ever seen in the object; readers
@@ -142,7 +144,7 @@ func (b *Backend) ownSeen(key types.NamespacedName, object *v1alpha1.ServiceEndp
 	case o.want != nil || o.gone:
 		switch {
 		case !b.pending(o) || o.refused:
-		case settled:
+		case settled && (o.writing == nil || !reflect.DeepEqual(o.have.Spec, *o.writing)):
 			b.putBack(key, o)
 		default:
 			b.queue.Add(key)

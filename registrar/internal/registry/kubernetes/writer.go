@@ -43,6 +43,9 @@ func (b *Backend) writeObject(ctx context.Context, key types.NamespacedName) {
 	case o.want != nil:
 		object, differs := b.target(o)
 		generation := o.want.Generation
+		if differs {
+			o.writing = &object.Spec
+		}
 		b.mu.Unlock()
 		if differs {
 			result, err := b.client.apply(ctx, object)
@@ -88,6 +91,9 @@ func (b *Backend) applied(ctx context.Context, key types.NamespacedName, generat
 		}
 	default:
 		b.failed(ctx, key, verbApply, err)
+	}
+	if o != nil {
+		o.writing = nil
 	}
 }
 

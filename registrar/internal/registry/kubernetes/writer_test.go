@@ -148,3 +148,35 @@ func TestWriteErrors(t *testing.T) {
 		})
 	}
 }
+
+// A record that changes and changes back while the first change is being written is
+// written again at once: what our own write made of the object is nobody else's doing.
+func TestChangesBackDuringWrite(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	script := &scripted{answers: []answer{{}, {change: func(*v1alpha1.ServiceEndpoint) { close(begun); <-release }}, {}}}
+	server := httptest.NewServer(script)
+	defer server.Close()
+	n := newNode(t, "n1", &rest.Config{Host: server.URL})
+	defer func() { must(t, n.Close()) }()
+	n.fresh(t)
+	must(t, n.Publish(t.Context(), endpoint("n1", "a", 1)))
+	n.settled(t)
+	changed := endpoint("n1", "a", 2)
+	changed.Weight++
+	must(t, n.Publish(t.Context(), changed))
+	await(t, "the second write begins", func() bool {
+		select {
+		case <-begun:
+			return true
+		default:
+			return false
+		}
+	})
+	must(t, n.Publish(t.Context(), endpoint("n1", "a", 3)))
+	close(release)
+	await(t, "three writes", func() bool { return n.writes(t) == 3 })
+	n.settled(t)
+	if got := n.value(t, "portolan_registry_put_back_total"); got != 0 {
+		t.Errorf("our own write was put back %v times:\n%s", got, n.log)
+	}
+}
