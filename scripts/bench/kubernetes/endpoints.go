@@ -67,15 +67,16 @@ type fleet struct {
 
 func newFleet(name string, endpoints, services int, network byte) *fleet {
 	f := &fleet{name: name, services: services}
+	now := time.Now().UnixNano() // no container ID comes twice, and readers count on it
 	for i := range endpoints {
 		service := f.service(i)
 		ip := v1alpha1.Address(fmt.Sprintf("10.%d.%d.%d", network, i>>8, i&0xff))
-		id := fmt.Sprintf("%060x%04x", network, i)
+		id := fmt.Sprintf("%060x%04x", now, i)
 		f.endpoints = append(f.endpoints, &v1alpha1.ServiceEndpoint{
 			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: v1alpha1.Kind},
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-7d9c5b8f6d-%05d-%012x", service, i, i)},
 			Spec: v1alpha1.ServiceEndpointSpec{
-				UID: id + "/eth0", ContainerID: id, SinceUnixNanos: time.Now().UnixNano(),
+				UID: id + "/eth0", ContainerID: id, SinceUnixNanos: now,
 				Service: service, ClusterName: f.cluster(i), ServiceAccount: service, TrustDomain: "aether.internal",
 				IP: ip, Addresses: []v1alpha1.Address{ip}, Port: 8080, Ports: "8080,9090=h2", Health: v1alpha1.Healthy, Weight: 1,
 				NodeName: absentNode, PodName: fmt.Sprintf("%s-7d9c5b8f6d-%05d", service, i), PodUID: fmt.Sprintf("4c0b6ad5-0000-4000-8000-%012d", i),
