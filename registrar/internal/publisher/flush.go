@@ -214,8 +214,12 @@ func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
 }
 
 func (p *Publisher) giveEndpoints(b *batch, name string) {
-	if g, ok := p.given[name]; !ok || g.kind == cache.Endpoints {
+	g, given := p.given[name]
+	switch {
+	case !given || g.kind == cache.Endpoints:
 		p.forget(name)
+	case p.pending[g.service] != nil:
+		return // they come with the change of their cluster, which may mean another port then
 	}
 	c, ok := p.engine.Cluster(name)
 	if !ok {

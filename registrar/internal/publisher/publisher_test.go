@@ -543,6 +543,48 @@ func (f *fixture) awaitsRemoval(t *testing.T, a projection.Await, cluster string
 	}
 }
 
+// While a step waits for the disk, the projection is ahead of the cluster that Envoy has. Who
+// asks for the load assignment then gets none of the cluster's next port, but both together.
+func TestEndpointsComeWithTheirCluster(t *testing.T) {
+	f := start(t)
+	const name = "payments.aether.internal"
+	payments := model.ServiceKey{Namespace: "default", Name: "payments"}
+	ads, odcds := f.envoy(t, nil)
+	f.upsert("a", "10.1.0.2", 8080, "8080")
+	must(t, odcds.Subscribe(resourcev3.ClusterType, name))
+	waitFor(t, odcds, resourcev3.ClusterType, name, has(name))
+	waitFor(t, ads, resourcev3.RouteType, "the route", func(st *xdstest.State) bool { return routes(st)[name+":8080"] == name })
+	ads.SetJudge(func(resp *discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict {
+		if resp.GetTypeUrl() == resourcev3.RouteType {
+			return xdstest.Withhold()
+		}
+		return xdstest.Ack()
+	})
+	f.remove("a")
+	f.upsert("b", "10.1.0.3", 9090, "9090")
+	waitFor(t, ads, resourcev3.RouteType, "the first step", func(st *xdstest.State) bool { return st.Withheld > 0 })
+
+	f.mu.Lock()
+	first, _ := f.engine.Shape(payments)
+	f.engine.Advance(payments, first.Token)
+	f.flush()
+	second, _ := f.engine.Shape(payments)
+	b := newBatch()
+	f.giveEndpoints(b, name)
+	f.mu.Unlock()
+	if first.Step != projection.Splitting || second.Step != projection.Moving {
+		t.Fatalf("steps are %s and %s", first.Step, second.Step)
+	}
+	if got := b.Set[cache.Endpoints]; len(got) > 0 {
+		t.Errorf("endpoints of port 9090 are given for a cluster of port 8080: %v", got)
+	}
+	must(t, ads.Subscribe(resourcev3.EndpointType, name))
+	waitFor(t, ads, resourcev3.EndpointType, "the new endpoint", func(st *xdstest.State) bool { return slices.Equal(hosts(st, name), []string{"10.1.0.3"}) })
+	if sni := sniOf(t, odcds.State(resourcev3.ClusterType), name); sni != "9090" {
+		t.Errorf("endpoints of port 9090 came for a cluster of port %s", sni)
+	}
+}
+
 // Contract 1: declared upstreams are given to every Envoy before the first request.
 func TestUpstreamsAreWarm(t *testing.T) {
 	f := start(t)
