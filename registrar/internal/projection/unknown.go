@@ -40,6 +40,9 @@ type Answer struct {
 	// Service is whose name it is; the zero key if it is nobody's. A later Change of this
 	// service can change the answer.
 	Service model.ServiceKey
+	// Alias: it is Real, and another spelling of what has a cluster by another name. Only
+	// who asks for it by this name needs it.
+	Alias bool
 	// Cluster is set when Kind is Real. Its name is the one asked for, byte for byte.
 	Cluster Cluster
 }
@@ -116,7 +119,7 @@ func (e *Engine) Resolve(name string) Answer {
 		a.Kind, a.Cluster = Real, e.build(f.service, f.def)
 	case alias:
 		if e.asked.remember(name, askedName{base: f.base, owner: a.Service}, e.cfg.UnknownCap) {
-			a.Kind, a.Cluster = Real, e.build(f.service, f.def)
+			a.Kind, a.Alias, a.Cluster = Real, true, e.build(f.service, f.def)
 		}
 	case nowhere:
 		if e.asked.remember(name, askedName{base: f.base, owner: a.Service, asleep: true}, e.cfg.UnknownCap) {

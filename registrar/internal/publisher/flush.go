@@ -179,6 +179,11 @@ func (p *Publisher) give(b *batch, name string, kind cache.Kind) {
 	if both {
 		kind, kinds = cache.WildcardCluster, []cache.Kind{cache.WildcardCluster, cache.OnDemandCluster}
 	}
+	if a.Alias && kind == cache.WildcardCluster && !both {
+		// What was warm before its service was forgotten is a mere spelling now (I2).
+		p.engine.Forget(name)
+		a = projection.Answer{Kind: projection.Refused}
+	}
 	p.forget(name)
 	// Who still has the cluster, because its change is late or rejected, or reads
 	// endpoints alone, must not keep those of a name that leads nowhere.

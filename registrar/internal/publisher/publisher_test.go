@@ -543,6 +543,36 @@ func (f *fixture) awaitsRemoval(t *testing.T, a projection.Await, cluster string
 	}
 }
 
+// I2: a warm cluster of a service that was forgotten, and whose port is the default port when
+// it is known again, is removed: nobody asked for that spelling.
+func TestWarmClusterIsNoSpelling(t *testing.T) {
+	f := start(t)
+	const spelling = "payments.aether.internal:8080"
+	ads, _ := f.envoy(t, nil)
+	f.AddPod(clientPod("c1", "payments"))
+	f.upsert("a", "10.1.0.2", 9090, "8080 9090")
+	waitFor(t, ads, resourcev3.ClusterType, spelling, has(spelling))
+	f.remove("a")
+	f.mu.Lock()
+	f.engine.Expire(time.Now().Add(time.Hour))
+	f.flush()
+	f.watched++ // to be told of every change
+	f.mu.Unlock()
+	must(t, f.awaitChange(t.Context(), func() string {
+		for key := range f.engine.Services() {
+			return key.String() + " is still known"
+		}
+		return ""
+	}))
+	waitFor(t, ads, resourcev3.ClusterType, "a tombstone", func(st *xdstest.State) bool { return sniOf(t, st, spelling) == "tombstone" })
+	f.upsert("b", "10.1.0.3", 8080, "8080")
+	waitFor(t, ads, resourcev3.ClusterType, "the default port", func(st *xdstest.State) bool { return sniOf(t, st, "payments.aether.internal") == "8080" })
+	waitFor(t, ads, resourcev3.ClusterType, "no cluster of its own name", func(st *xdstest.State) bool { return !has(spelling)(st) })
+	if f.Asked() != 0 {
+		t.Errorf("%d names are remembered, and nobody asked for any", f.Asked())
+	}
+}
+
 // While a step waits for the disk, the projection is ahead of the cluster that Envoy has. Who
 // asks for the load assignment then gets none of the cluster's next port, but both together.
 func TestEndpointsComeWithTheirCluster(t *testing.T) {
