@@ -11,47 +11,62 @@ import (
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
+	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
 )
 
-// writes are numbers of requests that change something in the API server, by resource.
+// writes are numbers of requests that changed something in the API server, by
+// resource and verb.
 type writes map[string]float64
 
-// writeLine is such a request in the API server's metrics.
-var writeLine = regexp.MustCompile(`^apiserver_request_total\{.*resource="([^"]+)".*verb="(?:POST|PUT|PATCH|APPLY|DELETE)".*\} ([0-9.e+]+)$`)
+// requestLine is a number of requests in the API server's metrics.
+var requestLine = regexp.MustCompile(`^apiserver_request_total\{.*code="(\d+)".*resource="([^"]+)",.*subresource="([^"]*)",verb="([A-Z]+)".*\} ([0-9.e+]+)$`)
 
-// clockwork are the resources that are written by the clock or that store nothing.
-func clockwork(resource string) bool {
-	return slices.Contains([]string{"leases", "nodes", "subjectaccessreviews", "tokenreviews"}, resource)
+// counts reports that requests change something, and not by the clock.
+func counts(code, resource, verb string) bool {
+	return strings.HasPrefix(code, "2") && slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE"}, verb) &&
+		!slices.Contains([]string{"leases", "nodes", "subjectaccessreviews", "tokenreviews"}, resource)
 }
 
-// writes are those so far.
-func (r *rig) writes(ctx context.Context) (writes, error) {
+// settledWrites are those so far, when no ServiceEndpoint is left of the pods that
+// are gone.
+func (r *rig) settledWrites(ctx context.Context) (writes, error) {
+	if r.installed {
+		err := poll(ctx, 100*time.Millisecond, "the last ServiceEndpoint to be deleted", func() (bool, error) {
+			endpoints, err := r.endpoints(ctx)
+			return err == nil && !slices.ContainsFunc(endpoints, func(ep v1alpha1.ServiceEndpoint) bool { return ep.Spec.Service == "server" }), err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
 	text, err := r.client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("metrics of the API server: %w", err)
 	}
 	all := make(writes)
 	for line := range strings.Lines(string(text)) {
-		m := writeLine.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
-		if m == nil || clockwork(m[1]) {
+		m := requestLine.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
+		if m == nil || !counts(m[1], m[2], m[4]) {
 			continue
 		}
-		n, err := strconv.ParseFloat(m[2], 64)
+		n, err := strconv.ParseFloat(m[5], 64)
 		if err != nil {
 			return nil, fmt.Errorf("metrics of the API server: %w", err)
 		}
-		all[m[1]] += n
+		name := m[2]
+		if m[3] != "" {
+			name += "/" + m[3]
+		}
+		all[strings.ToLower(m[4])+" "+name] += n
 	}
 	return all, nil
 }
 
 // since is how many came after before, for each of so many pods.
 func (w writes) since(before writes, pods int) writes {
-	each := make(writes)
-	for resource, n := range w {
-		if n -= before[resource]; n > 0 {
-			each[resource] = n / float64(pods)
-		}
+	each := w.minus(before)
+	for name := range each {
+		each[name] /= float64(pods)
 	}
 	return each
 }
@@ -66,20 +81,29 @@ func (w writes) total() float64 {
 
 func (w writes) String() string {
 	var texts []string
-	for _, resource := range slices.Sorted(maps.Keys(w)) {
-		texts = append(texts, fmt.Sprintf("%s %.3g", resource, w[resource]))
+	for _, name := range slices.Sorted(maps.Keys(w)) {
+		texts = append(texts, fmt.Sprintf("%s %.3g", name, w[name]))
 	}
 	return strings.Join(texts, ", ")
 }
 
-// awaitNoEndpoints waits until the namespace has no ServiceEndpoint.
-func (r *rig) awaitNoEndpoints(ctx context.Context) error {
-	if !r.installed {
-		return nil
+// minus is what w has more than others.
+func (w writes) minus(others writes) writes {
+	more := make(writes)
+	for name, n := range w {
+		if n -= others[name]; n > 0 {
+			more[name] = n
+		}
 	}
-	return poll(ctx, 100*time.Millisecond, "the last ServiceEndpoint to be deleted", func() (bool, error) {
-		var list v1alpha1.ServiceEndpointList
-		err := r.getEndpoints(ctx, &list)
-		return err == nil && len(list.Items) == 0, err
-	})
+	return more
+}
+
+// written compares the writes for one pod.
+func written(unmeshed, meshed, first writes) measure.Figure {
+	adds, certificate := meshed.minus(unmeshed), first.minus(meshed)
+	return measure.Figure{
+		OK: adds.total() <= 4, What: "API writes in the life of a pod, that the mesh adds",
+		Measured: fmt.Sprintf("%.3g (%s); with the certificate of an account that has no other pod on the node %.3g more", adds.total(), adds, certificate.total()),
+		Compared: fmt.Sprintf("pods not in the mesh (%.3g)", unmeshed.total()), Aim: "<= 4",
+	}
 }

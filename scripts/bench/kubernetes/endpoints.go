@@ -22,12 +22,15 @@ const absentNode = "elsewhere"
 // endpointsPath is where the API server has the namespace's ServiceEndpoints.
 const endpointsPath = "/apis/" + v1alpha1.Group + "/" + v1alpha1.Version + "/namespaces/" + namespace + "/" + v1alpha1.Resource
 
-func (r *rig) getEndpoints(ctx context.Context, into *v1alpha1.ServiceEndpointList) error {
+// endpoints are the namespace's ServiceEndpoints.
+func (r *rig) endpoints(ctx context.Context) ([]v1alpha1.ServiceEndpoint, error) {
 	raw, err := r.client.CoreV1().RESTClient().Get().AbsPath(endpointsPath).SetHeader("Accept", "application/json").DoRaw(ctx)
 	if err != nil {
-		return fmt.Errorf("list ServiceEndpoints: %w", err)
+		return nil, fmt.Errorf("list ServiceEndpoints: %w", err)
 	}
-	return json.Unmarshal(raw, into)
+	var list v1alpha1.ServiceEndpointList
+	err = json.Unmarshal(raw, &list)
+	return list.Items, err
 }
 
 // registrar writes endpoints as a registrar of a node does, with its rights and

@@ -33,16 +33,10 @@ func readyToEnvoy(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 		return nil, err
 	}
 	defer w.Stop()
-	pods := r.client.CoreV1().Pods(namespace)
 	gated := newPod("gated", writerNode, map[string]string{"endpoint.aether.io/service": "gated", "endpoint.aether.io/ports": "8080"})
 	gated.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: gate}}
 	caller := newPod("caller", readerNode, map[string]string{"endpoint.aether.io/ports": "none", "config.aether.io/upstreams": "gated." + namespace})
-	for _, pod := range []*corev1.Pod{gated, caller} {
-		if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := w.awaitPhase(ctx, 2, true); err != nil {
+	if _, err := w.begin(ctx, r, gated, caller); err != nil {
 		return nil, err
 	}
 	var took []time.Duration
@@ -55,18 +49,15 @@ func readyToEnvoy(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 			took = append(took, t)
 		}
 	}
-	for _, pod := range []*corev1.Pod{gated, caller} {
-		if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := w.awaitPhase(ctx, 2, false); err != nil {
+	if err := w.end(ctx, r, gated, caller); err != nil {
 		return nil, err
 	}
 	p50, p99 := measure.P50(took), measure.Quantile(took, 0.99)
 	return []measure.Figure{{
-		OK: p50 <= 15*time.Millisecond && p99 <= 50*time.Millisecond, What: "pod Ready, as a watch sees it -> the other node's Envoy has it (looked at every ms)",
-		Measured: fmt.Sprintf("p50 %s, p99 %s", measure.Millis(p50), measure.Millis(p99)), Aim: "p50 <= 15 ms, p99 <= 50 ms",
+		OK:       p50 <= 8*time.Millisecond && p99 <= 15*time.Millisecond,
+		What:     fmt.Sprintf("pod Ready, as a watch sees it -> the other node's Envoy has it, %d times (looked at every ms)", readyRounds),
+		Measured: fmt.Sprintf("p50 %s, p99 %s", measure.Millis(p50), measure.Millis(p99)),
+		Aim:      "p50 <= 8 ms, p99 <= 15 ms: those of an EDS answer and 5 ms to Envoy",
 	}}, nil
 }
 
