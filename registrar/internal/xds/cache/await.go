@@ -56,6 +56,13 @@ func (c *Cache) await(keys []Key, subscribed bool, fn func(Result)) (cancel func
 		w.targets = append(w.targets, t)
 	}
 	c.waits.add(w)
+	for _, key := range keys {
+		if e := c.entries[key.Kind][key.Name]; e != nil {
+			for _, v := range e.views {
+				v.proveLocked()
+			}
+		}
+	}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
+	"github.com/portolan-mesh/portolan/registrar/internal/xds/xdstest"
 )
 
 // A key is settled when every stream that must has acknowledged what it was when
@@ -301,6 +302,35 @@ func TestOutstanding(t *testing.T) {
 		m.Hold()
 		m.set(cache.Listener, "l", "2")
 		m.outstanding(keys, false, `listener/l: held back, the registrar does not know everything yet (node "n1", stream 1)`)
+	})
+}
+
+// A load assignment that an Envoy brought from an earlier connection proves nothing: the
+// cluster that it got last may still warm. It is sent again to who is waited for.
+func TestAwaitInheritedAssignment(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.set(cache.WildcardCluster, "a", "1")
+		m.set(cache.Endpoints, "a", "1")
+		first := m.ads()
+		m.must(first.Subscribe(resource.EndpointType, "a"))
+		resume := func() *xdstest.Client {
+			ads, _ := m.open(options{node: "n1", judge: withholdAll})
+			m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"}, "a", "1")))
+			m.must(ads.Resume(resource.EndpointType, m.had([]string{"a"}, "a", "1")))
+			m.release(ads, cache.WildcardCluster)
+			return ads
+		}
+		before := resume()
+		n := m.got(before, 0, "cluster")
+		o := m.await(key(cache.Endpoints, "a"))
+		m.is(o, "pending")
+		m.got(before, n, "endpoints +a")
+		after := resume() // while somebody waits
+		m.got(after, 0, "cluster", "endpoints +a")
+		m.release(before, cache.Endpoints)
+		m.is(o, "pending")
+		m.release(after, cache.Endpoints)
+		m.is(o, "acknowledged")
 	})
 }
 

@@ -187,6 +187,8 @@ func (s *subscription) subscribeLocked(name string, known map[string]string) {
 	switch {
 	case !has, s.kind == Endpoints && s.clusterPushedLocked(name), s.kind == OnDemandCluster && s.st.removedLocked(name):
 		v.force()
+	default:
+		v.proveLocked()
 	}
 	v.markDirty()
 	if e.want() == versionUnknown && !e.asked {
@@ -312,3 +314,13 @@ func (v *view) markDirty() {
 // busy reports whether something that the client was or is to be sent is not
 // settled.
 func (v *view) busy() bool { return v.dirty || v.flying || v.suspect }
+
+// proveLocked sends a load assignment again that the client says to have and somebody
+// waits for: it may be the old cluster's, and the one that the client got last still
+// warms. The acknowledgement of what follows on this stream proves that it does not.
+func (v *view) proveLocked() {
+	if c := v.sub.st.cache; v.e.key.Kind == Endpoints && v.sub.resumed && !v.pushed && len(c.waits.byKey[v.e.key]) > 0 {
+		v.force()
+		v.markDirty()
+	}
+}
