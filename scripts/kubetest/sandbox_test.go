@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,11 +56,13 @@ func TestRecreated(t *testing.T) {
 	}
 	before := c.attachments(t, 1, namespace, "db-0")
 
-	// Frozen, the old container does not end: the kubelet tears its sandbox down late.
-	c.inNode(t, "node1", "ctr", "-n", "k8s.io", "task", "pause", containerID(&old))
-	resume := func(ctx context.Context) error {
-		return c.nodeCommand(ctx, "node1", "ctr", "-n", "k8s.io", "task", "resume", containerID(&old)).Run()
+	// Without its shim the old container does not end: the kubelet tears its sandbox down
+	// late.
+	sandbox := strings.TrimSuffix(before[0], "-eth0")
+	if err := c.signalShim(t.Context(), "node1", sandbox, "STOP"); err != nil {
+		t.Fatal(err)
 	}
+	resume := func(ctx context.Context) error { return c.signalShim(ctx, "node1", sandbox, "CONT") }
 	t.Cleanup(func() { _ = resume(context.WithoutCancel(t.Context())) })
 	err := c.client.CoreV1().Pods(namespace).Delete(t.Context(), old.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	if err != nil {
@@ -108,6 +111,19 @@ func TestRecreated(t *testing.T) {
 		t.Error(text)
 	}
 	checked(t, "after the late DEL every view still has the new pod, its ServiceEndpoint is the same object")
+}
+
+// signalShim signals the process by which the runtime speaks to a sandbox.
+func (c *cluster) signalShim(ctx context.Context, node, sandbox, signal string) error {
+	const script = `found=1
+for p in /proc/[0-9]*; do
+  if tr '\0' ' ' < "$p/cmdline" | grep -q -- "-id $1 "; then kill "-$2" "${p#/proc/}" && found=0; fi
+done 2> /dev/null
+exit $found`
+	if err := c.nodeCommand(ctx, node, "sh", "-c", script, "sh", sandbox, signal).Run(); err != nil {
+		return fmt.Errorf("send %s to the shim of %s: %w", signal, sandbox, err)
+	}
+	return nil
 }
 
 // attachments are the attachments of a pod name on a node.
