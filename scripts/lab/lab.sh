@@ -130,6 +130,8 @@ cgroupsPerQOS: false
 enforceNodeAllocatable: []
 failSwapOn: false
 evictionHard: {memory.available: "50Mi", nodefs.available: "1%", imagefs.available: "1%"}
+# Nothing is collected: an image that was loaded cannot be pulled again.
+imageGCHighThresholdPercent: 100
 J
   cat > "$d/proxy.yaml" << J
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
