@@ -23,6 +23,13 @@ func (m *Manager) observe(ctx context.Context, key model.AttachmentKey, s PortSt
 		return
 	}
 	reported := slices.Equal(a.state.Misbound, s.Misbound)
+	if a.ending() == model.Terminating && !a.unread {
+		// What it served drains until its DEL (contract 4.6), also when the application
+		// closes first: that would be one more write, and one more change for every node.
+		all := slices.Concat(a.state.Listening, s.Listening)
+		slices.Sort(all)
+		s.Listening = slices.Compact(all)
+	}
 	a.state, a.unread = s, false
 	pod := a.pod
 	m.mu.Unlock()

@@ -205,6 +205,7 @@ func TestReadinessAndEnd(t *testing.T) {
 		{"not Ready again", func(w *model.Workload) { w.Ready = false }, "8080=unhealthy,9090=unhealthy"},
 		{"terminating", func(w *model.Workload) { w.Ending, w.Ready = model.Terminating, true }, "8080=draining,9090=draining"},
 		{"terminating, probes fail", func(w *model.Workload) { w.Ready = false }, "8080=draining,9090=draining"},
+		{"terminating, the application closes a port", func(*model.Workload) { w.listen(key("c1"), listening(9090)) }, "8080=draining,9090=draining"},
 		{"finished", func(w *model.Workload) { w.Ending = model.Finished }, "none"},
 	}
 	for _, s := range steps {
