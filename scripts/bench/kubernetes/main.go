@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -35,7 +34,9 @@ func main() {
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
-		fmt.Fprintln(os.Stderr, program+": interrupted; everything it made is gone")
+		if !lab.Inside() {
+			fmt.Fprintln(os.Stderr, program+": interrupted; everything it made is gone")
+		}
 		os.Exit(130)
 	default:
 		fmt.Fprintf(os.Stderr, "%s: %v\n", program, err)
@@ -61,8 +62,10 @@ func run(ctx context.Context, s measure.Selection) error {
 	}
 	figures, err := measure.Run(ctx, program, os.Stdout, r, chosen)
 	if err != nil {
-		l.Dump(ctx, program, "failed")
-		return errors.Join(err, ctx.Err())
+		if ctx.Err() == nil {
+			l.Dump(ctx, program, "failed")
+		}
+		return err
 	}
 	if s.Readme == "" {
 		return nil
