@@ -60,7 +60,7 @@ func (g *gate) closed(v *view, want string) bool {
 		g.look()
 		if v.inherited {
 			// It went while nobody was looking: whatever is not settled may name it.
-			return min(g.listeners, g.routes) != never
+			return min(g.listeners, g.routes) != never || g.sub.st.onDemandUnsaidLocked(v.e.key.Name)
 		}
 		return v.e.seq >= min(g.listeners, g.routes)
 	case Listener:
@@ -234,4 +234,17 @@ func (st *Stream) lostOnDemandLocked(name string) {
 			v.markDirty()
 		}
 	}
+}
+
+// onDemandUnsaidLocked reports whether nobody has said yet what a name is that this Envoy
+// has asked for on demand: if it is given so, its removal must not be sent.
+func (st *Stream) onDemandUnsaidLocked(name string) bool {
+	for _, od := range st.partnersLocked() {
+		if sub := od.subs[OnDemandCluster]; sub != nil && od.pairsLocked(st) {
+			if v := sub.views[name]; v != nil && v.named && v.e.want() == versionUnknown {
+				return true
+			}
+		}
+	}
+	return false
 }

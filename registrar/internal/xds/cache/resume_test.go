@@ -252,20 +252,33 @@ func TestResumeKeepsWhatIsOnDemand(t *testing.T) {
 	}
 }
 
-// Likewise, when the removal was sent before anybody said what the name is on demand: it
-// is given again, though the Envoy had just that.
-func TestResumeGivesBackWhatIsOnDemand(t *testing.T) {
-	bubble(t, func(m *mesh) {
-		ads, od := m.ads(), m.onDemand()
-		m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
-		m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"}, "a", "1")))
-		m.must(ads.Resume(resource.ListenerType, m.had([]string{"*"})))
-		synctest.Wait()
-		m.got(ads, 0, "cluster", "cluster -a", "listener")
-		m.got(od, 0)
-		m.setService("a", "1", "1")
-		m.got(od, 0, "cluster +a")
-	})
+// Likewise, while nobody has said what the name is on demand: its removal waits for that. If
+// it is sent after all, as nobody says so in time, the cluster is given again, though the
+// Envoy had just that.
+func TestResumeWaitsForWhatIsOnDemand(t *testing.T) {
+	for _, inTime := range []bool{false, true} {
+		t.Run(fmt.Sprintf("said in time %v", inTime), func(t *testing.T) {
+			bubble(t, func(m *mesh) {
+				ads, od := m.ads(), m.onDemand()
+				m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
+				m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"}, "a", "1")))
+				m.must(ads.Resume(resource.ListenerType, m.had([]string{"*"})))
+				synctest.Wait()
+				n := m.got(ads, 0, "cluster", "listener")
+				if inTime {
+					m.setService("a", "1", "1")
+					time.Sleep(time.Minute)
+					m.got(ads, n)
+					m.got(od, 0)
+					return
+				}
+				time.Sleep(time.Minute)
+				m.got(ads, n, "cluster -a")
+				m.setService("a", "1", "1")
+				m.got(od, 0, "cluster +a")
+			})
+		})
+	}
 }
 
 // A load assignment that came to mean another port or service does not reach an Envoy
