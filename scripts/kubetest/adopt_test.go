@@ -236,8 +236,16 @@ func chained(t *testing.T, dir string) bool {
 func (c *cluster) confWrites(t *testing.T, node int) float64 {
 	t.Helper()
 	const metric = "portolan_cni_conf_writes_total"
-	var sum float64
-	found := false
+	sum, found := c.counted(t, node, metric)
+	if !found {
+		t.Fatalf("no metric %s", metric)
+	}
+	return sum
+}
+
+// counted is a metric of a node's registrar, over all labels.
+func (c *cluster) counted(t *testing.T, node int, metric string) (sum float64, found bool) {
+	t.Helper()
 	for line := range strings.Lines(c.inNode(t, fmt.Sprintf("node%d", node), "curl", "-sS", "http://127.0.0.1:15070/metrics")) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && strings.HasPrefix(name, metric) {
 			n, err := strconv.ParseFloat(value, 64)
@@ -247,8 +255,5 @@ func (c *cluster) confWrites(t *testing.T, node int) float64 {
 			sum, found = sum+n, true
 		}
 	}
-	if !found {
-		t.Fatalf("no metric %s", metric)
-	}
-	return sum
+	return sum, found
 }

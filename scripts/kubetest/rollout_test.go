@@ -48,7 +48,7 @@ spec:
 }
 
 // TestRolledRegistrar: while every registrar is replaced no request fails, nor does a
-// name that nobody has asked for before.
+// name that nobody has asked for before, and the new ones have nothing to write.
 func TestRolledRegistrar(t *testing.T) {
 	const namespace = "rolled"
 	c := scenario(t, namespace)
@@ -79,7 +79,13 @@ func TestRolledRegistrar(t *testing.T) {
 	eventually(t, patience, func() string { return c.notReplaced(t.Context(), old, nodes) })
 	c.awaitPods(t, meshNamespace, registrars, nodes)
 	stopLoads(t, callers, loads)
-	checked(t, "both registrars were replaced; meanwhile %d names were looked up and requested for the first time from each node", asked)
+	for i := 1; i <= nodes; i++ {
+		// No pod has changed: who writes has shown a pod to all nodes as what it is not.
+		if writes, _ := c.counted(t, i, "portolan_registry_api_writes_total"); writes != 0 {
+			t.Errorf("node%d: the new registrar has written %v ServiceEndpoints", i, writes)
+		}
+	}
+	checked(t, "both registrars were replaced and wrote nothing; meanwhile %d names were looked up and requested for the first time from each node", asked)
 }
 
 // notReplaced says why fewer than want of the old pods are gone.
