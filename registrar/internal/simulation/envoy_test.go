@@ -55,12 +55,15 @@ type holdings struct {
 	secrets         map[string]bool
 	routes          routeTable
 	asked           map[string]bool
+	// ended are load assignments that went with their cluster: Envoy gave them up, even if
+	// a cluster asks for them again at once.
+	ended map[string]bool
 }
 
 func newHoldings() holdings {
 	return holdings{
 		active: map[string]*simCluster{}, warming: map[string]*simCluster{}, listeners: map[string]listener{},
-		secrets: map[string]bool{}, asked: map[string]bool{},
+		secrets: map[string]bool{}, asked: map[string]bool{}, ended: map[string]bool{},
 	}
 }
 
@@ -88,8 +91,8 @@ type envoy struct {
 	// with them waits for two seconds. late are listeners that came or stayed so.
 	silent map[cache.Kind]bool
 	late   map[string]bool
-	// spoke is when it ended its last silence about listeners: what had waited for them
-	// too long by then goes at once.
+	// spoke is when it ended its last silence about listeners, or about clusters, which
+	// hold up listeners: what had waited for those too long by then goes at once.
 	spoke time.Time
 	// behind: it came back with what it had, and may have missed steps that waited for
 	// nobody while it was away. Until it has everything a request of its may be led by
@@ -121,6 +124,11 @@ func (e *envoy) connect(fresh bool) {
 		e.holdings, e.orderly, e.late = newHoldings(), true, map[string]bool{}
 	}
 	session := e.session
+	if had[cache.ADS] != nil {
+		for name := range e.ended {
+			delete(had[cache.ADS][resourcev3.EndpointType].Resources, name)
+		}
+	}
 	e.mu.Unlock()
 	for _, service := range cache.Services() {
 		e.streams[service], e.cut[service] = e.open(service, session)
@@ -190,7 +198,7 @@ func (e *envoy) ask(names ...string) {
 // answer acknowledges what was withheld of a kind.
 func (e *envoy) answer(kind cache.Kind) {
 	e.mu.Lock()
-	if kind == cache.Listener && e.silent[kind] {
+	if e.silent[kind] && (kind == cache.Listener || kind == cache.WildcardCluster) {
 		e.spoke = time.Now()
 	}
 	delete(e.silent, kind)
@@ -221,26 +229,32 @@ func (e *envoy) follow() bool {
 			want[resourcev3.RouteType][resource.RoutesName] = true
 		}
 	}
+	ended := e.ended
+	e.ended = map[string]bool{}
 	e.mu.Unlock()
 	moved := false
 	for _, typeURL := range []string{resourcev3.EndpointType, resourcev3.SecretType, resourcev3.RouteType} {
 		have := look(e.streams[cache.ADS], typeURL).subscribed
+		var again map[string]bool
+		if typeURL == resourcev3.EndpointType {
+			again = ended
+		}
 		var begin, end []string
 		for _, name := range slices.Sorted(maps.Keys(want[typeURL])) {
-			if !have[name] {
+			if !have[name] || again[name] {
 				begin = append(begin, name)
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(have)) {
-			if !want[typeURL][name] && typeURL != resourcev3.RouteType {
+			if again[name] || !want[typeURL][name] && typeURL != resourcev3.RouteType {
 				end = append(end, name)
 			}
 		}
-		if len(begin) > 0 {
-			e.w.try(e.streams[cache.ADS].Subscribe(typeURL, begin...))
-		}
 		if len(end) > 0 {
 			e.w.try(e.streams[cache.ADS].Unsubscribe(typeURL, end...))
+		}
+		if len(begin) > 0 {
+			e.w.try(e.streams[cache.ADS].Subscribe(typeURL, begin...))
 		}
 		moved = moved || len(begin)+len(end) > 0
 	}
@@ -255,16 +269,17 @@ func (e *envoy) judge(service cache.Service, session int, r *rand.Rand) xdstest.
 		if session != e.session {
 			return xdstest.Withhold()
 		}
-		n := r.IntN(200)
+		kind, n := kindOf(service, resp.GetTypeUrl()), r.IntN(200)
 		if e.moody && n < 4 && len(resp.GetResources()) > 0 {
-			e.w.log("%s rejects %s", e.name, brief(resp))
+			e.w.log("%s rejects %s", e.name, brief(kind, resp))
 			e.rejected, e.orderly = true, false
 			return xdstest.Nack("Error adding/updating " + resp.GetResources()[0].GetName() + ": not this one")
 		}
-		e.w.log("%s gets %s", e.name, brief(resp))
+		e.w.log("%s gets %s", e.name, brief(kind, resp))
 		e.apply(service, resp)
 		if e.moody && n < 40 {
-			e.silent[kindOf(service, resp.GetTypeUrl())] = true
+			e.w.log("%s does not answer yet", e.name)
+			e.silent[kind] = true
 			return xdstest.Withhold()
 		}
 		return xdstest.Ack()
@@ -272,14 +287,14 @@ func (e *envoy) judge(service cache.Service, session int, r *rand.Rand) xdstest.
 }
 
 // brief says what is in a response; no nonce, so that equal runs say the same.
-func brief(resp *discoveryv3.DeltaDiscoveryResponse) string {
+func brief(kind cache.Kind, resp *discoveryv3.DeltaDiscoveryResponse) string {
 	var parts []string
 	for _, r := range resp.GetResources() {
 		parts = append(parts, r.GetName()+"="+r.GetVersion())
 	}
 	slices.Sort(parts)
 	removed := slices.Sorted(slices.Values(resp.GetRemovedResources()))
-	return fmt.Sprintf("%s %v -%v", resp.GetTypeUrl()[strings.LastIndex(resp.GetTypeUrl(), ".")+1:], parts, removed)
+	return fmt.Sprintf("%s %v -%v", kind, parts, removed)
 }
 
 func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryResponse) {
@@ -288,14 +303,13 @@ func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryRes
 		switch resp.GetTypeUrl() {
 		case resourcev3.ClusterType:
 			// Envoy has one cluster of a name: either stream takes it away.
-			delete(e.active, name)
-			delete(e.warming, name)
+			e.drop(name)
 			for l := range e.listeners {
 				switch {
 				case !slices.Contains(e.listeners[l].apps, name):
-				case e.silent[cache.Listener]:
+				case e.silent[cache.Listener], time.Since(e.spoke) <= catchUp:
 					e.late[l] = true
-				case e.orderly && time.Since(e.spoke) > catchUp:
+				case e.orderly:
 					e.w.fail("%s loses cluster %s before listener %s, which names it (XDS-R14)", e.name, name, l)
 				}
 			}
@@ -319,6 +333,9 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 		c, err := e.w.decoded.cluster(xdstest.Resource{Version: r.GetVersion(), Body: r.GetResource()})
 		if err != nil {
 			return err
+		}
+		if !c.eds {
+			e.drop(name)
 		}
 		delete(e.warming, name)
 		if c.eds {
@@ -349,6 +366,16 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 		e.routes, e.outlived = table, false
 	}
 	return nil
+}
+
+// drop is the end of a cluster of this name, and of the interest in its load assignment.
+func (e *envoy) drop(name string) {
+	for _, held := range []map[string]*simCluster{e.active, e.warming} {
+		if c := held[name]; c != nil && c.eds {
+			e.ended[name] = true
+		}
+		delete(held, name)
+	}
 }
 
 // assign takes a load assignment: it is the old cluster's and ends the warming of the
@@ -454,7 +481,8 @@ func (e *envoy) isBehind() bool {
 	if e.behind.IsZero() {
 		return false
 	}
-	if len(e.silent) > 0 || !e.connected || e.rejected {
+	// What still warms nobody knows: it says to have the cluster, and an assignment of it.
+	if len(e.silent) > 0 || !e.connected || e.rejected || len(e.warming) > 0 {
 		e.behind = time.Now()
 	}
 	if time.Since(e.behind) < catchUp {
@@ -462,6 +490,12 @@ func (e *envoy) isBehind() bool {
 	}
 	e.behind = time.Time{}
 	return false
+}
+
+// mayLackRoutes reports whether its route table may be older than what DNS was told.
+func (e *envoy) mayLackRoutes() bool {
+	silent := e.silent[cache.WildcardCluster] || e.silent[cache.Listener] || e.silent[cache.Route] // routes wait for both
+	return !e.connected || e.rejected || silent || !e.behind.IsZero()
 }
 
 // serviceOf is the stream that carries a kind.

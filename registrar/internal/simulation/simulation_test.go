@@ -8,8 +8,8 @@ import (
 )
 
 var (
-	simulationSeeds = flag.Int("simulation.seeds", 2, "runs of the simulation")
-	simulationSteps = flag.Int("simulation.steps", 300, "steps of each run")
+	simulationSeeds = flag.Int("simulation.seeds", 100, "runs of the simulation")
+	simulationSteps = flag.Int("simulation.steps", 1000, "steps of each run")
 	simulationFirst = flag.Uint64("simulation.first", 1, "seed of the first run")
 )
 
@@ -46,6 +46,13 @@ func regressions() []regression {
 		{"a second ADD without a certificate leaves its record", 50, 1000},
 		{"the route table has a flat name twice", 132, 1000},
 		{"a forgotten service is known again before its removal is acknowledged", 28, 600},
+		{"an Envoy answers on one of its streams only", 2540, 200},
+		{"a step overtakes the removal of a warm cluster", 2696, 500},
+		{"a flat name is claimed before clusters of it are removed", 2003, 700},
+		{"a removal takes what an Envoy has on demand, too", 5152, 800},
+		{"a name that leads nowhere is forgotten while an Envoy has it", 2209, 300},
+		{"endpoints overtake their cluster while the disk hangs", 2158, 650},
+		{"a warm cluster of a forgotten service becomes a mere spelling", 2803, 300},
 	}
 }
 
@@ -53,15 +60,22 @@ func regressions() []regression {
 // them that is not: pods come, go, die, change and get each other's addresses; two
 // Envoys acknowledge late, reject, lose their streams and start anew; the registrar is
 // killed in the middle of anything and starts with its file or without; the disk hangs,
-// the signer refuses. A seed decides all of it, on a clock that only the run moves; the
-// order in which goroutines take their turn within one step is not the seed's, so a seed
-// that failed may need GOMAXPROCS=1 and -count to fail again; what it did is in its log.
+// the signer refuses.
+//
+// A seed decides what happens, on a clock that only the run moves, and a step begins when
+// the one before has come to rest. It does not decide the order in which goroutines take
+// their turn within a step, nor what Go itself draws (maps, select, the scheduler of the
+// race detector). So changes of one step reach an Envoy in one response or in several; its
+// whims are drawn for each response, and what is done later depends on what it has. Two
+// runs of a seed are therefore alike, and not always equal: one that failed may need
+// -count, or GOMAXPROCS=1, to fail again. What it did is in its log.
 //
 // At every step, for what each Envoy has: no endpoint that does not serve the port, no
 // request to another port or service (I1), no listener without its clusters (I6), no
 // more unknown names than the cap (I9). At rest: exactly the sets of the contract (I1),
 // no cluster of a default port's own name (I2), every name answered (I6), and the same
-// bytes from a registrar that is told the same in another order (I5).
+// bytes from a registrar that goes on from what is saved, and from one that starts from
+// nothing, whatever order they are told the records in (I5).
 //
 // Not held to I1 is an Envoy that came back with what it had, rejected a cluster or does
 // not answer, for as long as that lasts: it may combine what was never sent together.

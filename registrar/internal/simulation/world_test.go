@@ -17,7 +17,6 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	resourcev3 "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/portolan-mesh/portolan/api/cni/spool"
@@ -111,6 +110,7 @@ type world struct {
 	tables  map[string]routeTable
 	parsed  map[string]listener
 	calls   []*call
+	began   time.Time
 	step    int
 
 	mu         sync.Mutex // guards what follows, and the containers
@@ -167,7 +167,7 @@ type registrar struct {
 func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{
-		t: t, r: rand.New(rand.NewPCG(seed, 7)), dir: t.TempDir(), dns: &meshDNS{},
+		t: t, began: time.Now(), r: rand.New(rand.NewPCG(seed, 7)), dir: t.TempDir(), dns: &meshDNS{},
 		decoded: &decoded{clusters: map[string]wireCluster{}, assignments: map[string]set{}},
 		tables:  map[string]routeTable{}, parsed: map[string]listener{},
 		containers: map[model.AttachmentKey]*container{}, disk: make(chan struct{}), served: map[place]int{},
@@ -346,7 +346,7 @@ func (w *world) read(key model.AttachmentKey) attach.PortState {
 func (w *world) log(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.trace = append(w.trace, fmt.Sprintf("%d: ", w.step)+fmt.Sprintf(format, args...))
+	w.trace = append(w.trace, fmt.Sprintf("%d (%s): ", w.step, time.Since(w.began).Round(time.Millisecond))+fmt.Sprintf(format, args...))
 	if len(w.trace) > 4000 {
 		w.trace = slices.Clone(w.trace[2000:])
 	}
@@ -857,9 +857,12 @@ func (w *world) request(e *envoy) {
 	}
 	host, _, _ := strings.Cut(cluster, ":")
 	_, resolves := w.dns.get()[host]
-	// A name is told to DNS once Envoy routes it, unless Envoy does not answer in time.
-	late := !e.connected || e.rejected || e.streams[cache.ADS].State(resourcev3.RouteType).Withheld > 0
-	if e.outlived || !routed && (!resolves || late) {
+	// A name is told to DNS once every Envoy routes it that is there and answers in time.
+	e.mu.Lock()
+	late := e.mayLackRoutes()
+	e.mu.Unlock()
+	// What does not resolve is of no service now, whatever an old route table says.
+	if e.outlived || !resolves || !routed && late {
 		w.mu.Lock()
 		w.excused[cluster] = true
 		w.mu.Unlock()
