@@ -73,7 +73,7 @@ func manyEndpoints(ctx context.Context, r *rig) (_ []measure.Figure, err error) 
 		{
 			OK:       many["registrar"] < 110<<20,
 			What:     fmt.Sprintf("resident memory of the registrar after that, %d endpoints with two ports", manyCount),
-			Measured: fmt.Sprintf("%d MB", many["registrar"]>>20), Compared: fmt.Sprintf("with few endpoints: %d MB", few["registrar"]>>20),
+			Measured: fmt.Sprintf("%d MB", many["registrar"]>>20), Compared: fmt.Sprintf("few endpoints (%d MB)", few["registrar"]>>20),
 			Aim: "< 110 MB (Istio's pilot: 110-130 MB)",
 		},
 	}
