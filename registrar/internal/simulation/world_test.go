@@ -487,7 +487,8 @@ func (w *world) finishCalls(crashed bool) {
 		w.mu.Lock()
 		done, err, c := call.done, call.err, call.c
 		if crashed {
-			done, err = true, context.Canceled
+			// Its answer is lost, and what it proved may be published.
+			done, err, c.proven = true, context.Canceled, c.proven || call.add
 		}
 		w.mu.Unlock()
 		if !done {
