@@ -308,7 +308,8 @@ func TestEnvoyOverRestart(t *testing.T) {
 	n.Release()
 	n.settled(key(cache.Listener, "out"), key(cache.WildcardCluster, "gone.test"), key(cache.OnDemandCluster, "cold.test"))
 	for _, name := range []string{"warm.test", "cold.test"} {
-		n.settled(key(cache.Endpoints, name))
+		// To await a load assignment would have it sent again, as a proof.
+		n.envoy.Eventually("Envoy asks for "+name, func() bool { return n.Subscribed(key(cache.Endpoints, name)) })
 		n.wants(name, http.StatusOK)
 	}
 	if dump := n.envoy.Get("/clusters"); strings.Contains(dump, "gone.test::") {
