@@ -27,6 +27,7 @@ type Alive struct {
 	netns ns.NetNS
 	conn  *nftables.Conn // nil before the first use and after an error
 	sock  *netlink.Conn  // conn's socket, for its deadline
+	seen  bool           // conn has seen the set
 }
 
 // OpenAlive opens the namespace at path. It changes nothing in it yet.
@@ -71,7 +72,15 @@ func (a *Alive) change(keep bool) error {
 	if err := a.dialLocked(); err != nil {
 		return err
 	}
-	err := queueAlive(a.conn, aliveSet().set(ourTable()), keep)
+	err := a.lookLocked()
+	set := aliveSet().set(ourTable())
+	switch {
+	case err != nil:
+	case keep:
+		err = renewAlive(a.conn, set)
+	default:
+		err = deleteAlive(a.conn, set)
+	}
 	if err == nil {
 		err = a.conn.Flush()
 	}
@@ -90,15 +99,34 @@ func aliveSet() setSpec {
 	return setSpec{name: setAlive, key: nftables.TypeInetService, timeout: AliveTimeout}
 }
 
-// queueAlive queues a new timeout for the element of set, or its deletion. Adding
-// first makes the deletion possible when the element had expired; the second addition
-// starts the timeout anew, which adding alone does not on every kernel.
-func queueAlive(c *nftables.Conn, set *nftables.Set, keep bool) error {
-	element := []nftables.SetElement{{Key: binary.BigEndian.AppendUint16(nil, portDNS), Timeout: AliveTimeout}}
-	err := errors.Join(c.SetAddElements(set, element), c.SetDeleteElements(set, element))
-	if keep {
-		err = errors.Join(err, c.SetAddElements(set, element))
+func aliveElement() []nftables.SetElement {
+	return []nftables.SetElement{{Key: binary.BigEndian.AppendUint16(nil, portDNS), Timeout: AliveTimeout}}
+}
+
+// addAlive queues the element of a set that has none.
+func addAlive(c *nftables.Conn, set *nftables.Set) error { return c.SetAddElements(set, aliveElement()) }
+
+// deleteAlive queues the deletion of the element. Adding it first makes that possible
+// when it had expired.
+func deleteAlive(c *nftables.Conn, set *nftables.Set) error {
+	return errors.Join(addAlive(c, set), c.SetDeleteElements(set, aliveElement()))
+}
+
+// renewAlive queues a new timeout for the element: adding alone starts none on every
+// kernel.
+func renewAlive(c *nftables.Conn, set *nftables.Set) error {
+	return errors.Join(deleteAlive(c, set), addAlive(c, set))
+}
+
+// lookLocked makes sure that the set is there before the first transaction. The mesh DNS
+// opens a pod while its ADD is at work, and a transaction that fails would hold up the
+// one that makes the table for a grace period of the kernel.
+func (a *Alive) lookLocked() error {
+	if a.seen {
+		return nil
 	}
+	_, err := a.conn.GetSetByName(ourTable(), setAlive)
+	a.seen = err == nil
 	return err
 }
 
@@ -127,6 +155,6 @@ func (a *Alive) hangUpLocked() error {
 		return nil
 	}
 	err := a.conn.CloseLasting()
-	a.conn, a.sock = nil, nil
+	a.conn, a.sock, a.seen = nil, nil, false
 	return err
 }

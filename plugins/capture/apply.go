@@ -24,8 +24,8 @@ const elementsPerMessage = 1000
 func Apply(path string, cfg Config) error { return apply(path, cfg, false) }
 
 // Start is Apply for a pod in which nothing runs yet: if DNS is captured at all it is
-// redirected for the first AliveTimeout, in the same transaction. A second one would
-// make an ADD wait for another grace period of the kernel.
+// redirected for the first AliveTimeout, in the same transaction. In a fresh namespace
+// that transaction only adds, so that nobody waits for a grace period of the kernel.
 func Start(path string, cfg Config) error { return apply(path, cfg, true) }
 
 func apply(path string, cfg Config, alive bool) error {
@@ -138,7 +138,11 @@ func replaceTable(c *nftables.Conn, cfg Config, alive bool) error {
 		return err
 	}
 	if alive && cfg.DNS {
-		if err := queueAlive(c, aliveSet().set(table), true); err != nil {
+		begin := addAlive
+		if replace {
+			begin = renewAlive
+		}
+		if err := begin(c, aliveSet().set(table)); err != nil {
 			return fmt.Errorf("element of set %s: %w", setAlive, err)
 		}
 	}
