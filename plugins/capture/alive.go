@@ -104,7 +104,9 @@ func aliveElement() []nftables.SetElement {
 }
 
 // addAlive queues the element of a set that has none.
-func addAlive(c *nftables.Conn, set *nftables.Set) error { return c.SetAddElements(set, aliveElement()) }
+func addAlive(c *nftables.Conn, set *nftables.Set) error {
+	return c.SetAddElements(set, aliveElement())
+}
 
 // deleteAlive queues the deletion of the element. Adding it first makes that possible
 // when it had expired.
