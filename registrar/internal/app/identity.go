@@ -92,6 +92,7 @@ func (d *daemon) makeIdentities() error {
 	}
 	cfg := identity.ManagerConfig{
 		Node: d.cfg.Mesh.Node, Store: store, Log: log, Metrics: d.metrics,
+		Linger:    svidLinger,
 		OnBundle:  func(b identity.Bundle) { d.publisher.SetBundle(b.TrustDomain, b.PEM()) },
 		OnUpdate:  func(s identity.SVID) { d.publisher.SetSVID(s.Identity, s.ChainPEM, s.KeyPEM) },
 		OnRelease: func(id model.Identity) { d.publisher.RemoveSVID(id) },
@@ -102,6 +103,10 @@ func (d *daemon) makeIdentities() error {
 	d.identities, err = identity.NewManager(cfg)
 	return err
 }
+
+// svidLinger is how long the certificate of an account whose last pod left the node is
+// kept, like the service's name.
+const svidLinger = 10 * time.Minute
 
 // certify chooses who gives the certificates; dir is for what that keeps.
 func (d *daemon) certify(cfg *identity.ManagerConfig, dir string, log *slog.Logger) error {

@@ -33,6 +33,10 @@ type ManagerConfig struct {
 	Node string
 	// Store keeps SVIDs over a restart; nil keeps them in memory only.
 	Store Store
+	// Linger is how long an SVID stays in memory after its last user: a pod that is
+	// replaced, and the next one of a job, have it at once, and Envoy is sent no other. 0
+	// keeps none.
+	Linger time.Duration
 	// Clock is the wall clock; nil is time.Now.
 	Clock Clock
 	// Log takes what nobody is told otherwise.
@@ -50,8 +54,8 @@ type ManagerConfig struct {
 	OnRelease func(model.Identity)
 }
 
-// Manager holds one SVID for each identity in use on this node. Its methods are
-// safe for concurrent use. Nothing is delivered or renewed unless Run runs.
+// Manager holds one SVID for each identity in use on this node, and those that linger.
+// Its methods are safe for concurrent use. Nothing is delivered or renewed unless Run runs.
 type Manager struct {
 	cfg    ManagerConfig
 	source Source
@@ -81,7 +85,7 @@ type Manager struct {
 	wakeAt time.Time
 }
 
-// entry is an identity in use.
+// entry is an identity in use, or one that lingers.
 type entry struct {
 	id model.Identity
 	// turn holds a token while somebody gets a certificate for the entry.
@@ -92,6 +96,8 @@ type entry struct {
 
 	// Guarded by Manager.mu.
 	users int
+	// lingersUntil counts while there are no users.
+	lingersUntil time.Time
 	// fresh: the source has something new that was not taken yet.
 	fresh  bool
 	svid   SVID // no ChainPEM until there is one
@@ -102,6 +108,9 @@ type entry struct {
 	retryAt  time.Time
 	failures int
 }
+
+// lingers reports whether nobody uses the entry. The caller holds Manager.mu.
+func (e *entry) lingers() bool { return e.users == 0 }
 
 // issued reports whether the entry has an SVID. The caller holds Manager.mu.
 func (e *entry) issued() bool { return len(e.svid.ChainPEM) > 0 }
@@ -191,8 +200,11 @@ func (m *Manager) Ensure(ctx context.Context, id model.Identity) (SVID, error) {
 	if _, err := spiffeID(id); err != nil {
 		return SVID{}, err
 	}
-	e := m.use(id)
+	e, again := m.use(id)
 	s, ticket, err := m.obtain(ctx, e)
+	if err == nil && again {
+		m.persist(e, s)
+	}
 	if err == nil {
 		err = m.out.wait(ctx, ticket)
 	}
@@ -204,27 +216,45 @@ func (m *Manager) Ensure(ctx context.Context, id model.Identity) (SVID, error) {
 }
 
 // Release takes one user of id away. With the last one the SVID and its key are
-// forgotten, also in the store. Not to be called when the registrar stops.
+// forgotten in the store at once, and here when they have lingered. Not to be called
+// when the registrar stops.
 func (m *Manager) Release(id model.Identity) {
+	if m.release(id) {
+		m.forget(id)
+	}
+}
+
+// release reports whether it took the last user away.
+func (m *Manager) release(id model.Identity) bool {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	e, ok := m.entries[id]
-	if !ok {
-		m.mu.Unlock()
-		return
+	if !ok || e.lingers() {
+		return false
 	}
 	if e.users--; e.users > 0 {
-		m.mu.Unlock()
-		return
+		return false
 	}
-	delete(m.entries, id)
+	if m.cfg.Linger <= 0 || !e.issued() {
+		m.dropLocked(e)
+		return true
+	}
+	e.lingersUntil = m.cfg.Clock().Add(m.cfg.Linger)
+	if e.lingersUntil.Before(m.wakeAt) {
+		m.poke()
+	}
+	return true
+}
+
+// dropLocked forgets an entry. The caller holds mu.
+func (m *Manager) dropLocked(e *entry) {
+	delete(m.entries, e.id)
 	if m.pusher != nil {
-		m.pusher.Release(id)
+		m.pusher.Release(e.id)
 	}
 	if e.issued() && m.cfg.OnRelease != nil {
-		m.out.put(id, func() { m.cfg.OnRelease(id) })
+		m.out.put(e.id, func() { m.cfg.OnRelease(e.id) })
 	}
-	m.mu.Unlock()
-	m.forget(id)
 }
 
 // Bundle returns the bundle that was fetched last; it has no roots before.
@@ -234,10 +264,20 @@ func (m *Manager) Bundle() Bundle {
 	return m.bundle
 }
 
-func (m *Manager) use(id model.Identity) *entry {
+// use counts one more user of id; again says that its SVID had lingered and is good.
+func (m *Manager) use(id model.Identity) (e *entry, again bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, ok := m.entries[id]
+	if ok && e.lingers() {
+		again = m.cfg.Clock().Before(e.svid.NotAfter) && !e.untrusted
+		if again {
+			m.poke() // it may be due
+		} else {
+			m.dropLocked(e)
+			ok = false
+		}
+	}
 	if !ok {
 		e = &entry{id: id, turn: make(chan struct{}, 1), pushed: m.pusher != nil}
 		m.entries[id] = e
@@ -246,7 +286,7 @@ func (m *Manager) use(id model.Identity) *entry {
 		}
 	}
 	e.users++
-	return e
+	return e, again
 }
 
 // obtain returns the entry's SVID and the ticket of its delivery; callers for the
@@ -402,5 +442,5 @@ func (m *Manager) inUse(id model.Identity, e *entry) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	cur, ok := m.entries[id]
-	return ok && (e == nil || cur == e)
+	return ok && !cur.lingers() && (e == nil || cur == e)
 }

@@ -169,6 +169,84 @@ func TestRelease(t *testing.T) {
 	})
 }
 
+// An SVID lingers in memory, not in the store: whoever uses it again within that time has
+// the same one, nothing is told, and it is stored again. Then it is forgotten.
+func TestLinger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		r := start(t, dir, newSigner(t, dir), func(c *identity.ManagerConfig) { c.Linger = time.Minute })
+		id := account("checkout")
+		first := r.ensure(t, id)
+		stored := r.files(t)
+		r.told.take()
+		for range 3 {
+			r.Release(id)
+			r.Release(id) // one too many
+			if f := r.files(t); len(f) != 0 {
+				t.Errorf("files %v while nobody uses it", f)
+			}
+			time.Sleep(59 * time.Second)
+			if again := r.ensure(t, id); !equalSVID(again, first) {
+				t.Error("another SVID")
+			}
+			if diff := cmp.Diff(stored, r.files(t)); diff != "" {
+				t.Errorf("stored again: %s", diff)
+			}
+		}
+		if got := r.told.take(); got != nil {
+			t.Errorf("told %q", got)
+		}
+		r.Release(id)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"release checkout"}, r.told.take()); diff != "" {
+			t.Error(diff)
+		}
+		if again := r.ensure(t, id); bytes.Equal(again.KeyPEM, first.KeyPEM) {
+			t.Error("a forgotten key is back")
+		}
+	})
+}
+
+// What lingers is not renewed; used again past its half-life it is at once, and serves
+// until then, also while the signer is away. What has expired is got anew or not at all.
+func TestLingerPastHalfLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		r := start(t, dir, newSigner(t, dir), func(c *identity.ManagerConfig) { c.Linger = 48 * time.Hour })
+		id := account("checkout")
+		first := r.ensure(t, id)
+		r.Release(id)
+		time.Sleep(13 * time.Hour)
+		synctest.Wait()
+		if signed, _ := r.signer.counts(); signed != 1 {
+			t.Errorf("%d signatures, want none for what nobody uses", signed)
+		}
+		r.signer.set(func(f *fakeSigner) { f.away = true })
+		if again := r.ensure(t, id); !equalSVID(again, first) {
+			t.Error("not used, though it is valid and the signer is away")
+		}
+		r.signer.set(func(f *fakeSigner) { f.away = false })
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if signed, _ := r.signer.counts(); signed != 2 {
+			t.Errorf("%d signatures, want a renewal", signed)
+		}
+		r.Release(id)
+		time.Sleep(25 * time.Hour)
+		synctest.Wait()
+		r.told.take()
+		r.signer.set(func(f *fakeSigner) { f.away = true })
+		if _, err := r.Ensure(t.Context(), id); err == nil {
+			t.Error("an expired one is used")
+		}
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"release checkout"}, r.told.take()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 // What a signer answers is checked: nothing unsound is ever handed on.
 func TestSignerAnswersChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

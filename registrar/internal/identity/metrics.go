@@ -35,7 +35,13 @@ func (x *metrics) register(reg prometheus.Registerer, m *Manager) error {
 		gauge("portolan_identity_svids", "Identities in use on this node.", func() float64 {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			return float64(len(m.entries))
+			used := 0
+			for _, e := range m.entries {
+				if !e.lingers() {
+					used++
+				}
+			}
+			return float64(used)
 		}),
 		gauge("portolan_identity_roots", "Roots in the trust bundle.", func() float64 {
 			return float64(len(m.Bundle().Roots))

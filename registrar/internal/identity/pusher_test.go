@@ -111,6 +111,35 @@ func startPusher(t *testing.T, dir string) (*rig, *fakePusher) {
 	return r, p
 }
 
+// What lingers is followed on, so that its news are taken when it is used again.
+func TestPusherLinger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		p := &fakePusher{ca: openCA(t, dir, time.Now), has: map[model.Identity]identity.Credential{}}
+		r := start(t, dir, nil, func(c *identity.ManagerConfig) { c.Signer, c.Source, c.Linger = nil, p, time.Hour })
+		synctest.Wait()
+		id := account("web")
+		p.push(t, id, false)
+		first := r.ensure(t, id)
+		r.Release(id)
+		p.push(t, id, false)
+		r.ensure(t, id)
+		synctest.Wait()
+		if equalSVID(first, r.told.svid(id)) {
+			t.Error("the certificate that came meanwhile was not taken")
+		}
+		r.Release(id)
+		if diff := cmp.Diff([]string{"follow web"}, p.followed); diff != "" {
+			t.Errorf("while it lingers: %s", diff)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"follow web", "release web"}, p.followed); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 // A source that renews by itself is not asked at half-life; what it has is handed on
 // when it says so, and only when that is new. Of two users it hears once.
 func TestPusherRenewsByItself(t *testing.T) {

@@ -52,6 +52,7 @@ func (m *Manager) renewLoop(ctx context.Context) {
 				bundleAt = now.Add(firstRetry * 5)
 			}
 		}
+		m.dropLingering()
 		if away.over(now) {
 			m.renewDue(ctx, &away)
 		}
@@ -66,10 +67,17 @@ func (m *Manager) sleep(pause, bundleAt time.Time) time.Duration {
 	defer m.mu.Unlock()
 	next := bundleAt
 	for _, e := range m.entries {
-		if e.issued() {
-			if t := e.renewAt(now); t.Before(next) {
-				next = t
-			}
+		var t time.Time
+		switch {
+		case e.lingers():
+			t = e.lingersUntil
+		case e.issued():
+			t = e.renewAt(now)
+		default:
+			continue
+		}
+		if t.Before(next) {
+			next = t
 		}
 	}
 	if next.Before(pause) {
@@ -78,6 +86,19 @@ func (m *Manager) sleep(pause, bundleAt time.Time) time.Duration {
 	d := min(max(next.Sub(now), 0), bundleInterval)
 	m.wakeAt = now.Add(d)
 	return d
+}
+
+// dropLingering forgets what has lingered, or would longer than ever allowed, since the
+// clock was set back.
+func (m *Manager) dropLingering() {
+	now := m.cfg.Clock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.entries {
+		if e.lingers() && (!now.Before(e.lingersUntil) || e.lingersUntil.Sub(now) > m.cfg.Linger) {
+			m.dropLocked(e)
+		}
+	}
 }
 
 // outage is what is known about a signer that does not answer.
@@ -152,7 +173,7 @@ func (m *Manager) due() []*entry {
 	var list []item
 	m.mu.Lock()
 	for _, e := range m.entries {
-		if e.issued() && !now.Before(e.renewAt(now)) {
+		if e.issued() && !e.lingers() && !now.Before(e.renewAt(now)) {
 			list = append(list, item{e, e.svid.NotAfter})
 		}
 	}
@@ -209,13 +230,13 @@ func (m *Manager) holds(e *entry, s SVID) bool {
 	return true
 }
 
-// soonestExpiry is the earliest NotAfter of all SVIDs, zero when there is none.
+// soonestExpiry is the earliest NotAfter of all SVIDs in use, zero when there is none.
 func (m *Manager) soonestExpiry() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out time.Time
 	for _, e := range m.entries {
-		if t := e.svid.NotAfter; !t.IsZero() && (out.IsZero() || t.Before(out)) {
+		if t := e.svid.NotAfter; !e.lingers() && !t.IsZero() && (out.IsZero() || t.Before(out)) {
 			out = t
 		}
 	}
