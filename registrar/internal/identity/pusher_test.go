@@ -102,6 +102,13 @@ func (p *fakePusher) count() int {
 	return p.asked
 }
 
+// follows are the calls of Follow and Release.
+func (p *fakePusher) follows() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.followed)
+}
+
 // startPusher runs a manager over dir on a pusher.
 func startPusher(t *testing.T, dir string) (*rig, *fakePusher) {
 	t.Helper()
@@ -129,12 +136,12 @@ func TestPusherLinger(t *testing.T) {
 			t.Error("the certificate that came meanwhile was not taken")
 		}
 		r.Release(id)
-		if diff := cmp.Diff([]string{"follow web"}, p.followed); diff != "" {
+		if diff := cmp.Diff([]string{"follow web"}, p.follows()); diff != "" {
 			t.Errorf("while it lingers: %s", diff)
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if diff := cmp.Diff([]string{"follow web", "release web"}, p.followed); diff != "" {
+		if diff := cmp.Diff([]string{"follow web", "release web"}, p.follows()); diff != "" {
 			t.Error(diff)
 		}
 	})
@@ -171,7 +178,7 @@ func TestPusherRenewsByItself(t *testing.T) {
 		}
 		r.Release(id)
 		r.Release(id)
-		if diff := cmp.Diff([]string{"follow web", "release web"}, p.followed); diff != "" {
+		if diff := cmp.Diff([]string{"follow web", "release web"}, p.follows()); diff != "" {
 			t.Error(diff)
 		}
 	})
