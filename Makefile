@@ -104,7 +104,7 @@ bench: root build run-tools $(BIN)/fortio ## measure what the mesh costs (ROWS=a
 	@$(BIN)/bench -bin $(BIN) -envoy $(ENVOY) $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
 
 .PHONY: bench-kubernetes
-bench-kubernetes: root lab-build ## measure what the mesh costs on a real Kubernetes of two nodes (ROWS, README as for bench)
+bench-kubernetes: root lab-build $(BIN)/fortio ## measure what the mesh costs on a real Kubernetes of two nodes (ROWS, README as for bench)
 	@$(STATIC) -o $(BIN)/bench-kubernetes ./scripts/bench/kubernetes
 	@$(BIN)/bench-kubernetes $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
 

@@ -24,7 +24,7 @@ func rows() []measure.Row[*rig] {
 		{Name: "memory", Measure: memoryPerEndpoint},
 		{Name: "use", Measure: endpointChangeToEnvoy},
 		{Name: "first", Measure: firstRequest},
-		{Name: "traffic", Measure: traffic},
+		{Name: "traffic", Measure: requests},
 		{Name: "envoy-memory", Measure: envoyMemory},
 	}
 }

@@ -20,6 +20,7 @@ func rows() []measure.Row[*rig] {
 	return []measure.Row[*rig]{
 		{Name: "pods", Measure: podLives},
 		{Name: "ready", Measure: readyToEnvoy},
+		{Name: "traffic", Measure: requests},
 		{Name: "write", Measure: writeToAnswer},
 		{Name: "many", Measure: manyEndpoints},
 	}
