@@ -217,6 +217,36 @@ func TestRegistrarRestart(t *testing.T) {
 	}
 }
 
+// A pod's first request needs no registrar when Envoy has the cluster, as that of a
+// declared upstream: the certificate to make it with came before ADD returned. It is the
+// pod's own (README, Decisions).
+func TestFirstRequestWhileAway(t *testing.T) {
+	n := startNode(t, node.Options{})
+	addPod(t, n, multiPort("payments-1"))
+	declared := func(name string) *node.Pod {
+		return addPod(t, n, node.PodSpec{Name: name, Annotations: map[string]string{
+			"endpoint.aether.io/ports": "none", "config.aether.io/upstreams": "payments",
+		}})
+	}
+	waitHealthy(t, n, 8080, 1)
+	waitRoutes(t, n)
+	other := declared("other")
+	eventually(t, readyTime, func() string {
+		if got, err := other.Curl(t.Context(), "http://payments.aether.internal/"); err != nil || got.String() != "200 payments-1:8080" {
+			return fmt.Sprintf("another pod: %s (%v)", got, err)
+		}
+		return ""
+	})
+	client := declared("client")
+	if err := n.Registrar.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := client.Curl(t.Context(), "http://payments.aether.internal/")
+	if err != nil || got.String() != "200 payments-1:8080" || !strings.HasSuffix(got.Echo.XFCC, ";URI=spiffe://aether.internal/ns/default/sa/client") {
+		t.Errorf("while away: %s, caller %q (%v)", got, got.Echo.XFCC, err)
+	}
+}
+
 // An Envoy that was killed and starts again gets everything in one connection with
 // one stream of each kind, each resource once; its listeners are back in every pod,
 // and requests are served (contract section 5).

@@ -153,9 +153,8 @@ func (p *Publisher) AwaitListeners(ctx context.Context, key model.AttachmentKey)
 	return p.awaitAcknowledged(ctx, keys, present)
 }
 
-// AwaitSecrets waits until Envoy acknowledged the certificate and the bundle that
-// the pod's inbound listener uses. A pure client's are asked for on its first
-// connection.
+// AwaitSecrets waits until Envoy acknowledged the certificates and the bundle that
+// the pod's connections are made with, and those of its inbound listener if it has one.
 func (p *Publisher) AwaitSecrets(ctx context.Context, key model.AttachmentKey) error {
 	p.mu.Lock()
 	lp, ok := p.local.pods[key]
@@ -163,13 +162,15 @@ func (p *Publisher) AwaitSecrets(ctx context.Context, key model.AttachmentKey) e
 	if !ok {
 		return fmt.Errorf("attachment %s was removed meanwhile", key)
 	}
-	if len(lp.clusters) == 0 {
-		return nil
+	names := []string{resource.OutboundSecret(lp.pod.Identity), resource.BundleSecret(p.cfg.TrustDomain)}
+	if len(lp.clusters) > 0 {
+		names = append(names, resource.InboundSecret(lp.pod.Identity))
 	}
-	return p.awaitAcknowledged(ctx, []cache.Key{
-		{Kind: cache.Secret, Name: resource.InboundSecret(lp.pod.Identity)},
-		{Kind: cache.Secret, Name: resource.BundleSecret(p.cfg.TrustDomain)},
-	}, subscribed)
+	keys := make([]cache.Key, 0, len(names))
+	for _, name := range names {
+		keys = append(keys, cache.Key{Kind: cache.Secret, Name: name})
+	}
+	return p.awaitAcknowledged(ctx, keys, subscribed)
 }
 
 // awaitMode says which streams an acknowledgement is awaited from.

@@ -667,6 +667,34 @@ func TestPodOrder(t *testing.T) {
 	}
 }
 
+// Contract 4.2: a pod is proven when Envoy has every secret that its connections need,
+// a pure client's own certificate among them.
+func TestSecretsAreProven(t *testing.T) {
+	serving := clientPod("c1")
+	serving.Ports, serving.Default = []port.Port{{Number: 8080, Protocol: port.HTTP}}, 8080
+	for _, pod := range []model.Pod{clientPod("c2"), serving} {
+		f := start(t)
+		ads, _ := f.envoy(t, nil)
+		f.SetSVID(pod.Identity, []byte("chain"), []byte("key"))
+		f.SetBundle(domain, []byte("roots"))
+		f.AddPod(pod)
+		must(t, f.AwaitReady(t.Context()))
+		needed := []string{resource.BundleSecret(domain), resource.OutboundSecret(pod.Identity)}
+		if len(pod.Ports) > 0 {
+			needed = append(needed, resource.InboundSecret(pod.Identity))
+		}
+		for _, name := range needed {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := f.AwaitSecrets(ctx, pod.Key); err == nil || !strings.Contains(err.Error(), "secret/"+name+":") {
+				t.Errorf("%v: error %v, want one that names %s", pod.Ports, err, name)
+			}
+			must(t, ads.Subscribe(resourcev3.SecretType, name))
+		}
+		must(t, f.AwaitSecrets(t.Context(), pod.Key))
+	}
+}
+
 // A rejected listener fails the proof with Envoy's own words.
 func TestRejectedListener(t *testing.T) {
 	f := start(t)

@@ -30,7 +30,7 @@ func (p *Publisher) setSecrets(secrets ...*tlsv3.Secret) {
 }
 
 // RemoveSVID takes an identity's certificate away. No local pod has the identity
-// any more, but listeners that drain may: Envoy keeps what they hold.
+// any more, but listeners that drain may: Envoy keeps what they serve with.
 func (p *Publisher) RemoveSVID(id model.Identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -315,6 +315,8 @@ func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryRes
 			}
 		case resourcev3.ListenerType:
 			delete(e.listeners, name)
+		case resourcev3.SecretType:
+			e.lose(name)
 		case resourcev3.EndpointType, resourcev3.RouteType:
 			e.w.fail("%s is told that %s %s is removed", e.name, resp.GetTypeUrl(), name)
 		}
@@ -366,6 +368,19 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 		e.routes, e.outlived = table, false
 	}
 	return nil
+}
+
+// lose is the removal of a secret. What a listener serves with it keeps; a certificate that
+// it only holds for the clusters is forgotten, and not asked for again.
+func (e *envoy) lose(name string) {
+	if !outboundSecret(name) {
+		return
+	}
+	delete(e.secrets, name)
+	for id, l := range e.listeners {
+		l.secrets = slices.DeleteFunc(slices.Clone(l.secrets), func(s string) bool { return s == name })
+		e.listeners[id] = l
+	}
 }
 
 // drop is the end of a cluster of this name, and of the interest in its load assignment.
@@ -458,12 +473,18 @@ func readListener(body *anypb.Any) (listener, error) {
 		case !ok:
 		case strings.HasPrefix(text, "app|"):
 			apps[text] = true
-		case strings.HasPrefix(text, "in|spiffe://"), text == resource.BundleSecret(domain):
+		case strings.HasPrefix(text, "in|spiffe://"), text == resource.BundleSecret(domain), outboundSecret(text):
 			secrets[text] = true
 		}
 		return nil
 	})
 	return listener{apps: slices.Sorted(maps.Keys(apps)), secrets: slices.Sorted(maps.Keys(secrets))}, err
+}
+
+// outboundSecret reports whether a secret is the certificate of outbound connections, for which
+// no listener waits.
+func outboundSecret(secret string) bool {
+	return strings.HasPrefix(secret, resource.BundleSecret(domain)+"/ns/")
 }
 
 // kindOf is the kind that a stream carries under a type.

@@ -332,6 +332,9 @@ func (w *world) verifyLocal(e *envoy) {
 	held := slices.DeleteFunc(slices.Sorted(maps.Keys(e.active)), func(n string) bool { return !strings.HasPrefix(n, "app|") })
 	w.same(e.name+"'s app clusters", apps, held)
 	for name, l := range e.listeners {
+		if strings.HasPrefix(name, "out-tcp|") && !slices.ContainsFunc(l.secrets, outboundSecret) {
+			w.fail("%s has forgotten the certificate that listener %s is to hold", e.name, name)
+		}
 		for _, s := range l.secrets {
 			if !e.secrets[s] {
 				w.fail("%s has listener %s without secret %s (I6)", e.name, name, s)

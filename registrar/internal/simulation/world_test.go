@@ -323,7 +323,7 @@ func (w *world) read(key model.AttachmentKey) attach.PortState {
 		e.mu.Lock() // never with world.mu held
 		has := func(name string) bool {
 			l, ok := e.listeners[name]
-			return ok && !slices.ContainsFunc(l.secrets, func(s string) bool { return !e.secrets[s] && strings.HasPrefix(name, "in|") })
+			return ok && !slices.ContainsFunc(l.secrets, func(s string) bool { return !e.secrets[s] && !outboundSecret(s) })
 		}
 		s.Inbound = s.Inbound || has(resource.InboundListener(key.String()))
 		s.OutboundHTTP = s.OutboundHTTP || has(resource.OutboundHTTPListener(key.String()))

@@ -1,6 +1,7 @@
 package resource_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -198,6 +199,10 @@ func TestReferences(t *testing.T) {
 					refer(m.GetRouteConfigName())
 				case *tlsv3.SdsSecretConfig:
 					refer(m.GetName())
+				case *ondemandsecretv3.Config:
+					for _, name := range m.GetPrefetchSecretNames() {
+						refer(name)
+					}
 				case *corev3.GrpcService_EnvoyGrpc:
 					refer(m.GetClusterName())
 				case *commonfilterstatev3.FilterStateValue:
@@ -309,22 +314,70 @@ func TestSourcesAreIdentical(t *testing.T) {
 	if ads == "" || onDemand == "" || assignments == "" {
 		t.Error("a source is missing: the test looks in the wrong place")
 	}
-	selector := 0
+	clusters, listeners := 0, 0
 	for _, s := range shapes(t) {
 		for _, r := range s.resources {
 			eachMessage(t, r, func(m proto.Message) {
-				if c, ok := m.(*ondemandsecretv3.Config); ok {
-					selector++
-					if marshal(t, c.GetConfigSource()) != ads {
-						t.Errorf("%s: the selector's source differs", s.name)
-					}
+				c, ok := m.(*ondemandsecretv3.Config)
+				if !ok {
+					return
+				}
+				if len(c.GetPrefetchSecretNames()) == 0 {
+					clusters++
+				} else {
+					listeners++
+				}
+				if marshal(t, c.GetConfigSource()) != ads {
+					t.Errorf("%s: the selector's source differs", s.name)
 				}
 			})
 		}
 	}
-	if selector != 3 {
-		t.Errorf("%d selectors", selector)
+	if clusters != 3 || listeners != 8 {
+		t.Errorf("%d selectors of clusters and %d of pods", clusters, listeners)
 	}
+}
+
+// Every pod's listeners make Envoy hold the certificate that the pod's connections are
+// made with, exactly it, and no chain that does so has a filter.
+func TestCertificateIsHeld(t *testing.T) {
+	for _, ports := range []string{"", "8080", "8080 9090=h2 5432=tcp"} {
+		spec := podSpec(t, "c1-eth0", "payments", "payments", ports)
+		used, held := map[string]int{}, map[string]int{}
+		for _, r := range podResources(t, spec) {
+			eachMessage(t, r, func(m proto.Message) {
+				switch m := m.(type) {
+				case *commonfilterstatev3.FilterStateValue:
+					if strings.HasSuffix(m.GetObjectKey(), "on_demand_secret") {
+						used[m.GetFormatString().GetTextFormatSource().GetInlineString()]++
+					}
+				case *listenerv3.FilterChain:
+					names := prefetched(t, m)
+					for _, name := range names {
+						held[name]++
+					}
+					if len(names) > 0 && len(m.GetFilters()) > 0 {
+						t.Errorf("ports %q: chain %s has filters", ports, m.GetName())
+					}
+				}
+			})
+		}
+		name := resource.OutboundSecret(spec.Identity)
+		if !maps.Equal(used, map[string]int{name: 2}) || !maps.Equal(held, map[string]int{name: 1}) {
+			t.Errorf("ports %q: used are %v, held %v", ports, used, held)
+		}
+	}
+}
+
+// prefetched are the secrets that a chain makes Envoy hold.
+func prefetched(t *testing.T, chain *listenerv3.FilterChain) (names []string) {
+	t.Helper()
+	eachMessage(t, chain, func(m proto.Message) {
+		if c, ok := m.(*ondemandsecretv3.Config); ok {
+			names = append(names, c.GetPrefetchSecretNames()...)
+		}
+	})
+	return names
 }
 
 // No local name is an authority of any mesh, however it is spelled, and no service

@@ -38,7 +38,8 @@ const (
 	// XDSCluster is the bootstrap's cluster of the registrar's xDS socket.
 	XDSCluster = "xds|registrar"
 	// noIdentity is the secret that a connection without a source identity would ask
-	// for. It never exists, so such a connection fails.
+	// for, or one to a chain that takes none. It never exists, so such a connection
+	// fails.
 	noIdentity = "no|identity"
 	// noCluster is the cluster of the outbound TCP proxy before the connection's
 	// destination names another one. It never exists.

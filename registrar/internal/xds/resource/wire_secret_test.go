@@ -1,6 +1,9 @@
 package resource_test
 
 import (
+	"io"
+	"net"
+	"net/netip"
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -68,4 +71,40 @@ func TestWireClusterAgain(t *testing.T) {
 	if asked := m.xds.Asked()["payments."+domain]; asked != 0 {
 		t.Errorf("the cluster was asked for %d times: it had not come unasked", asked)
 	}
+}
+
+// A pod's certificate is there before its first connection: nothing is asked for then,
+// over HTTP and TCP, also while the registrar is away. The caller is the pod all the
+// same, and a chain that only holds a certificate takes no connection.
+func TestWireCertificateHeld(t *testing.T) {
+	m := newMesh(t)
+	server := m.addPod("server", "payments", "8080 5432=tcp")
+	server.ServeHTTP(t, "127.0.0.1:8080", wiretest.Echo("8080"))
+	server.ServeTCP(t, "127.0.0.1:5432", func(c *net.TCPConn) { _, _ = io.WriteString(c, "hello") })
+	vip := netip.MustParseAddrPort("198.18.0.10:5432")
+	m.setService(service{name: "payments", ports: "8080 5432=tcp", vip: vip.Addr()})
+	m.setEndpoints("payments."+domain, server)
+	m.setEndpoints(vip.String(), server)
+	pods := map[string]*meshPod{}
+	for _, name := range []string{"first", "web", "raw"} {
+		pods[name] = m.addPod(name, name, "")
+		m.lab.RedirectTCP(pods[name].Pod, vipRanges, vip)
+	}
+	// The clusters are warm by another pod of another account.
+	if got := m.call(pods["first"].http1(t), "payments."+domain); got.status != 200 {
+		t.Fatalf("the first pod: got %d", got.status)
+	}
+	if got := m.greeting(pods["first"], vip.String()); got != "hello" {
+		t.Fatalf("the first pod over TCP: got %q", got)
+	}
+	m.xds.Sync()
+	m.xds.Stop()
+	got := m.call(pods["web"].http1(t), "payments."+domain)
+	if xfcc := got.seen.Header.Get("X-Forwarded-Client-Cert"); got.status != 200 || !hasURI(xfcc, pods["web"].spec.Identity.SPIFFE()) {
+		t.Errorf("without the registrar: got %d from the caller %q", got.status, xfcc)
+	}
+	if got := m.greeting(pods["raw"], vip.String()); got != "hello" {
+		t.Errorf("over TCP without the registrar: got %q", got)
+	}
+	m.xds.Restart()
 }
