@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -50,6 +51,9 @@ func TestApply(t *testing.T) {
 				t.Fatal(err)
 			}
 			wantRegistrar(t, ds, tt.args, tt.mounts)
+			if tt.signer {
+				wantRollableSigner(t, admin)
+			}
 			switch _, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), "portolan-signer", metav1.GetOptions{}); {
 			case err != nil && !apierrors.IsNotFound(err):
 				t.Fatal(err)
@@ -70,6 +74,10 @@ func TestApply(t *testing.T) {
 func wantRegistrar(t *testing.T, ds *appsv1.DaemonSet, args, mounts []string) {
 	t.Helper()
 	pod := ds.Spec.Template.Spec
+	// An image that was imported on the nodes is not asked for elsewhere.
+	if policy := pod.Containers[0].ImagePullPolicy; policy != corev1.PullIfNotPresent {
+		t.Errorf("imagePullPolicy %s", policy)
+	}
 	for _, arg := range args {
 		if !slices.Contains(pod.Containers[0].Args, arg) {
 			t.Errorf("arguments %q have no %s", pod.Containers[0].Args, arg)
@@ -83,6 +91,19 @@ func wantRegistrar(t *testing.T, ds *appsv1.DaemonSet, args, mounts []string) {
 		if !slices.Contains(mounted, path) {
 			t.Errorf("mounts %q have no %s", mounted, path)
 		}
+	}
+}
+
+// wantRollableSigner checks that a rollout needs no third node: two signers never share
+// one.
+func wantRollableSigner(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	d, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), "portolan-signer", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if surge := d.Spec.Strategy.RollingUpdate.MaxSurge.IntValue(); surge != 0 {
+		t.Errorf("maxSurge %d", surge)
 	}
 }
 

@@ -8,7 +8,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 LAB=$(realpath -m "${LAB:-/tmp/portolan-lab}")
 export LAB PATH=$root/bin/lab:$root/bin/cni:$PATH
-name=$(basename "$LAB") # of the network namespaces, so that labs in other folders can be up as well
+name=$(basename "$LAB")-$(printf %s "$LAB" | sha256sum | head -c 6) # of the network namespaces: labs in other folders can be up as well
 hk=$root/bin/lab/hyperkube pki=$LAB/pki
 api=10.200.0.254 pods=10.201.0.0/16 services=10.202.0.0/20 dns=10.202.0.10
 own=(/etc/cni /opt/cni /var/lib /var/log) # the disk that each node has to itself, kept in $LAB/nodeI
