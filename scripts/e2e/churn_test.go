@@ -15,7 +15,9 @@ import (
 )
 
 // churnFlags make the registrar forget and sweep as fast as a test can wait for.
-func churnFlags() []string { return []string{"--service-retention=1s", "--sweep-interval=200ms"} }
+func churnFlags() []string {
+	return []string{"--service-retention=1s", "--svid-linger=1s", "--sweep-interval=200ms"}
+}
 
 // churnPod is one of some kinds of pods, without any process.
 func churnPod(i int) node.PodSpec {

@@ -32,13 +32,16 @@ type identityConfig struct {
 	// Kind is one of the above, or empty: what fits the registry.
 	Kind string
 	// Lifetime of the certificates that the built-in CA signs.
-	Lifetime       time.Duration
+	Lifetime time.Duration
+	// Linger is how long a certificate outlives its last pod here.
+	Linger         time.Duration
 	SPIRESocket    string
 	SPIRESelectors string
 }
 
 func (c *identityConfig) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Kind, "identity", "", "who gives the pods' certificates: builtin (a CA of this machine), cluster ('registrar signer') or spire (this node's SPIRE agent) (default: builtin, or cluster with --registry=kubernetes)")
+	f.DurationVar(&c.Linger, "svid-linger", 10*time.Minute, "how long a certificate is kept after the last pod of its account left this node")
 	f.DurationVar(&c.Lifetime, "svid-lifetime", identity.MaxLifetime, "how long a pod's certificate lives that the built-in CA signs; it is renewed at half of that")
 	f.StringVar(&c.SPIRESocket, "spire-admin-socket", defaultSPIRESocket, "the SPIRE agent's admin socket (its admin_socket_path)")
 	f.StringVar(&c.SPIRESelectors, "spire-selectors", spire.DefaultSelectors, "selectors of an account's registration entry, separated by commas")
@@ -79,6 +82,9 @@ func (c *identityConfig) validate(registry string) error {
 	if err := identity.CheckLifetime(c.Lifetime); err != nil {
 		errs = append(errs, fmt.Errorf("--svid-lifetime %w", err))
 	}
+	if c.Linger < 0 {
+		errs = append(errs, fmt.Errorf("--svid-linger %s: need 0 or a time", c.Linger))
+	}
 	return errors.Join(errs...)
 }
 
@@ -92,7 +98,7 @@ func (d *daemon) makeIdentities() error {
 	}
 	cfg := identity.ManagerConfig{
 		Node: d.cfg.Mesh.Node, Store: store, Log: log, Metrics: d.metrics,
-		Linger:    svidLinger,
+		Linger:    d.cfg.Identity.Linger,
 		OnBundle:  func(b identity.Bundle) { d.publisher.SetBundle(b.TrustDomain, b.PEM()) },
 		OnUpdate:  func(s identity.SVID) { d.publisher.SetSVID(s.Identity, s.ChainPEM, s.KeyPEM) },
 		OnRelease: func(id model.Identity) { d.publisher.RemoveSVID(id) },
@@ -103,10 +109,6 @@ func (d *daemon) makeIdentities() error {
 	d.identities, err = identity.NewManager(cfg)
 	return err
 }
-
-// svidLinger is how long the certificate of an account whose last pod left the node is
-// kept, like the service's name.
-const svidLinger = 10 * time.Minute
 
 // certify chooses who gives the certificates; dir is for what that keeps.
 func (d *daemon) certify(cfg *identity.ManagerConfig, dir string, log *slog.Logger) error {

@@ -21,6 +21,7 @@ func TestIdentityFlags(t *testing.T) {
 		{"--identity=spire --spire-admin-socket=admin.sock", backendEmbedded, identitySPIRE, "--spire-admin-socket"},
 		{"--identity=spire --spire-selectors=k8s:ns:{namespace}", backendEmbedded, identitySPIRE, "--spire-selectors"},
 		{"--svid-lifetime=1s", backendEmbedded, identityBuiltin, "--svid-lifetime"},
+		{"--svid-linger=-1s", backendEmbedded, identityBuiltin, "--svid-linger"},
 	} {
 		t.Run(tc.registry+" "+tc.args, func(t *testing.T) {
 			var c identityConfig

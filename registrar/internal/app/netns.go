@@ -61,6 +61,15 @@ func (c netnsCapture) Ensure(pod model.Pod, ports []netip.AddrPort) (bool, error
 // Remove implements attach.Capture.
 func (netnsCapture) Remove(pod model.Pod) error { return capture.Remove(pod.Netns) }
 
+// Connected implements attach.Capture.
+func (netnsCapture) Connected(pod model.Pod) (bool, error) {
+	n, err := connection.Count(pod.Netns, resource.InboundPort)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return n > 0, err
+}
+
 // Disconnect implements attach.Capture.
 func (netnsCapture) Disconnect(pod model.Pod) error {
 	_, err := connection.Reset(pod.Netns, resource.InboundPort)

@@ -2,6 +2,7 @@ package attach
 
 import (
 	"context"
+	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
@@ -44,7 +45,7 @@ func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why strin
 
 	m.withdraw(ctx, pod)
 	if how == drained && len(pod.Ports) > 0 {
-		m.awaitWithdrawn(ctx, pod)
+		m.drain(ctx, pod)
 	}
 	if how == drained {
 		// Before the mesh DNS lets go of the namespace, or the two would wait for each
@@ -80,13 +81,35 @@ func (m *Manager) withdraw(ctx context.Context, pod model.Pod) {
 	}
 }
 
-// awaitWithdrawn waits, within bounds, until this node's Envoy no longer uses the
-// endpoint, so that requests in flight can finish.
-func (m *Manager) awaitWithdrawn(ctx context.Context, pod model.Pod) {
+// idlePoll is how often it is looked whether anybody is still connected to a pod.
+const idlePoll = 5 * time.Millisecond
+
+// drain waits, within bounds, until this node's Envoy no longer uses the endpoint, and
+// then until what is in flight has finished (contract 4.6): an Envoy that let go of a pod
+// closes each connection to it after the last response.
+func (m *Manager) drain(ctx context.Context, pod model.Pod) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.DrainWait)
 	defer cancel()
 	if err := m.cfg.Mesh.AwaitWithdrawn(ctx, pod.Service, pod.Key.String()); err != nil {
 		m.log.Debug("endpoint withdrawn without Envoy's word", "attachment", pod.Key.String(), "error", err)
+		return
+	}
+	ticker := time.NewTicker(idlePoll)
+	defer ticker.Stop()
+	for {
+		connected, err := m.cfg.Capture.Connected(pod)
+		if err != nil {
+			m.log.Debug("a pod is taken to be idle", "attachment", pod.Key.String(), "error", err)
+		}
+		if !connected {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			m.log.Debug("a pod is detached with connections", "attachment", pod.Key.String())
+			return
+		case <-ticker.C:
+		}
 	}
 }
 

@@ -93,6 +93,9 @@ type Capture interface {
 	// Remove takes the capture out of the pod; a pod without one, or without a netns,
 	// is a success.
 	Remove(pod model.Pod) error
+	// Connected reports whether anybody has a connection to the pod's inbound listener;
+	// nobody has one to a pod without a netns.
+	Connected(pod model.Pod) (bool, error)
 	// Disconnect resets the connections that others have with the pod's inbound
 	// listener; a pod without a netns has none.
 	Disconnect(pod model.Pod) error
@@ -129,7 +132,8 @@ type Config struct {
 	Locality    model.Locality
 	// NetnsDir holds pins and notes; SpoolDir what the plugin could not deliver.
 	NetnsDir, SpoolDir string
-	// DrainWait bounds how long Del waits for callers to let go of the pod.
+	// DrainWait bounds how long Del waits for callers to let go of the pod and for what
+	// they have in flight.
 	DrainWait time.Duration
 	// SweepInterval is how often ghosts, the spool and captures are looked at.
 	SweepInterval time.Duration

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -37,6 +38,7 @@ type world struct {
 	signErr      error
 	silentListen bool // the listen table never shows the mesh ports
 	removeErr    error
+	connected    int              // so many looks find connections to the pod
 	tcpPorts     []netip.AddrPort // of the mesh
 }
 
@@ -188,6 +190,14 @@ func (f fakeCapture) Gone(p model.Pod) bool {
 	f.w.mu.Lock()
 	defer f.w.mu.Unlock()
 	return f.w.gone[p.Key]
+}
+
+func (f fakeCapture) Connected(p model.Pod) (bool, error) {
+	f.w.note("connected %s", p.Key)
+	f.w.mu.Lock()
+	defer f.w.mu.Unlock()
+	f.w.connected--
+	return f.w.connected >= 0, nil
 }
 
 func (f fakeCapture) Disconnect(p model.Pod) error {
@@ -421,10 +431,40 @@ func TestDel(t *testing.T) {
 	if uncaptured, err := m.Del(t.Context(), key("c1")); err != nil || !uncaptured {
 		t.Fatalf("uncaptured %v, %v", uncaptured, err)
 	}
-	want := []string{"withdraw c1-eth0", "await withdrawn c1-eth0", "uncapture c1-eth0", "dns remove c1-eth0", "mesh remove c1-eth0", "release payments", "disconnect c1-eth0"}
+	want := []string{"withdraw c1-eth0", "await withdrawn c1-eth0", "connected c1-eth0", "uncapture c1-eth0", "dns remove c1-eth0", "mesh remove c1-eth0", "release payments", "disconnect c1-eth0"}
 	if d := cmp.Diff(want, w.events()[before:]); d != "" {
 		t.Errorf("DEL (-want +got):\n%s", d)
 	}
+}
+
+// Contract 4.6: what is in flight finishes before the pod's listeners and connections go,
+// unless it takes longer than DEL may wait.
+func TestDelWaitsForWhatIsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, m := setup(t)
+		mustAdd(t, m, addRequest("c1", "web-0", "10.1.0.2", multiPort()))
+		mustAdd(t, m, addRequest("c2", "web-1", "10.1.0.3", multiPort()))
+		looks := func(id string) (n int) {
+			for _, e := range w.events() {
+				if e == "connected "+id+"-eth0" {
+					n++
+				}
+			}
+			return n
+		}
+		for id, connected := range map[string]int{"c1": 10, "c2": 1 << 20} {
+			w.connected = connected
+			if _, err := m.Del(t.Context(), key(id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := looks("c1"); n != 11 {
+			t.Errorf("%d looks, want until nobody is connected", n)
+		}
+		if n, most := looks("c2"), int(m.cfg.DrainWait/idlePoll); n < most-1 || n > most+1 {
+			t.Errorf("%d looks, want about %d", n, most)
+		}
+	})
 }
 
 // A capture that cannot be removed is left to the plugin, and the pod goes all the same.

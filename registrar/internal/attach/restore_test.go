@@ -210,7 +210,7 @@ func TestDelOfUntold(t *testing.T) {
 	if _, err := m2.Del(t.Context(), key("c2")); err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff([]string{"withdraw c2-eth0", "await withdrawn c2-eth0", "uncapture c2-eth0"}, w.events()[before:]); d != "" {
+	if d := cmp.Diff([]string{"withdraw c2-eth0", "await withdrawn c2-eth0", "connected c2-eth0", "uncapture c2-eth0"}, w.events()[before:]); d != "" {
 		t.Errorf("DEL (-want +got):\n%s", d)
 	}
 	if pods := m2.Pods(); len(pods) != 1 || pods[0].Key != key("c1") {

@@ -27,9 +27,15 @@ func TestReset(t *testing.T) {
 		t.Run(row.network, func(t *testing.T) {
 			ours := connect(t, pod, row.network, net.JoinHostPort(row.listen, "15008"), net.JoinHostPort(row.dial, "15008"))
 			others := connect(t, pod, row.network, net.JoinHostPort(row.listen, "9090"), net.JoinHostPort(row.dial, "9090"))
+			if n, err := connection.Count(pod.Path, 15008); err != nil || n != 1 {
+				t.Errorf("%d connections, %v, want 1", n, err)
+			}
 			ended, err := connection.Reset(pod.Path, 15008)
 			if err != nil || ended != 1 {
 				t.Fatalf("ended %d connections, %v, want 1", ended, err)
+			}
+			if n, err := connection.Count(pod.Path, 15008); err != nil || n != 0 {
+				t.Errorf("%d connections after a reset, %v", n, err)
 			}
 			if err := read(t, ours); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("the peer got %v, want a reset", err)

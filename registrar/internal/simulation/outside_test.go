@@ -95,6 +95,9 @@ func (o *outside) Gone(pod model.Pod) bool { return !o.w.lives(pod.Key) }
 // Remove implements attach.Capture; nothing here is ever removed for good.
 func (*outside) Remove(model.Pod) error { return nil }
 
+// Connected implements attach.Capture.
+func (*outside) Connected(model.Pod) (bool, error) { return false, nil }
+
 // Disconnect implements attach.Capture.
 func (*outside) Disconnect(model.Pod) error { return nil }
 
