@@ -31,7 +31,7 @@ type backend interface {
 func (d *daemon) openRegistry() (backend, error) {
 	log := d.component("registry")
 	if d.cfg.Registry == backendEmbedded {
-		return embedded.Open(embedded.Options{DB: d.db, MeshName: d.meshName, Log: log})
+		return embedded.Open(embedded.Options{DB: d.db, TrustDomain: d.cfg.Mesh.TrustDomain, MeshName: d.meshName, Log: log})
 	}
 	klog.SetSlogLogger(d.component("client-go")) // what the libraries of Kubernetes log
 	config, err := kubernetesConfig(d.cfg.Cluster.Kubeconfig)
@@ -39,7 +39,8 @@ func (d *daemon) openRegistry() (backend, error) {
 		return nil, err
 	}
 	return kubernetes.Open(kubernetes.Options{
-		Config: config, Node: d.cfg.Mesh.Node, DB: d.db, MeshName: d.meshName, Log: log, Metrics: d.metrics,
+		Config: config, Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, DB: d.db, MeshName: d.meshName,
+		Log: log, Metrics: d.metrics,
 	})
 }
 

@@ -182,7 +182,7 @@ func (d *daemon) makeXDS() error {
 }
 
 func (d *daemon) makePublisher() error {
-	store, err := catalogue.Open(d.db, d.component("catalogue"))
+	store, err := catalogue.Open(d.db, d.cfg.Mesh.TrustDomain, d.component("catalogue"))
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ package catalogue
 import (
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -22,16 +24,18 @@ const bucketServices = "services"
 
 // Store implements publisher.Catalogue. It is safe for concurrent use.
 type Store struct {
-	records *state.Records[projection.Entry]
+	records     *state.Records[projection.Entry]
+	trustDomain string
+	log         *slog.Logger
 }
 
-// Open makes the bucket when it is missing.
-func Open(db *bolt.DB, log *slog.Logger) (*Store, error) {
+// Open makes the bucket when it is missing. trustDomain is the mesh's.
+func Open(db *bolt.DB, trustDomain string, log *slog.Logger) (*Store, error) {
 	records, err := state.OpenRecords[projection.Entry](db, bucketServices, log)
 	if err != nil {
 		return nil, err
 	}
-	return &Store{records: records}, nil
+	return &Store{records: records, trustDomain: trustDomain, log: log}, nil
 }
 
 // Save stores entries and removes those of gone, all or nothing.
@@ -48,12 +52,37 @@ func (s *Store) Save(entries []projection.Entry, gone []model.ServiceKey) error 
 }
 
 // Load returns what is saved, in key order. usable says whether an entry can be
-// taken; one that cannot, or cannot be read, is set aside.
+// taken; one that cannot, or cannot be read, is set aside. One with an account of
+// another trust domain is of a mesh that was here before, and is dropped: the service
+// is made anew when a pod of this mesh serves it.
 func (s *Store) Load(usable func(projection.Entry) error) ([]projection.Entry, error) {
-	return s.records.Load(func(key string, e projection.Entry) error {
+	entries, err := s.records.Load(func(key string, e projection.Entry) error {
 		if e.Service.String() != key {
 			return fmt.Errorf("it is the entry of %s", e.Service)
 		}
 		return usable(e)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var former []model.ServiceKey
+	entries = slices.DeleteFunc(entries, func(e projection.Entry) bool {
+		if !s.former(e) {
+			return false
+		}
+		former = append(former, e.Service)
+		return true
+	})
+	if len(former) == 0 {
+		return entries, nil
+	}
+	s.log.Warn("saved services are of another trust domain and dropped", "services", len(former), "trust_domain", s.trustDomain)
+	return entries, s.Save(nil, former)
+}
+
+// former reports whether an account of the entry is of another trust domain.
+func (s *Store) former(e projection.Entry) bool {
+	return slices.ContainsFunc(e.Accounts, func(account string) bool {
+		return !strings.HasPrefix(account, "spiffe://"+s.trustDomain+"/")
 	})
 }

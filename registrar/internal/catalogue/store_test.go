@@ -28,7 +28,7 @@ func open(tb testing.TB, path string, log *slog.Logger) (*Store, *bolt.DB) {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = db.Close() })
-	s, err := Open(db, log)
+	s, err := Open(db, "aether.internal", log)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -115,6 +115,33 @@ func TestUnusableEntries(t *testing.T) {
 		}); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Services that were saved under another trust domain, wholly or in part, are dropped
+// with one line: an account that this mesh does not know keeps every cluster of its
+// service from being built. One that only has its address keeps it.
+func TestFormerTrustDomain(t *testing.T) {
+	var text strings.Builder
+	s, _ := open(t, filepath.Join(t.TempDir(), "state.db"), slog.New(slog.NewTextHandler(&text, nil)))
+	former, mixed := entry("former"), entry("mixed")
+	former.Accounts = []string{"spiffe://mesh.corp/ns/default/sa/a"}
+	mixed.Accounts = append(mixed.Accounts, former.Accounts...)
+	released := projection.Entry{Service: model.ServiceKey{Namespace: "default", Name: "released"}, VIP4: entry("").VIP4, ReleasedAt: time.Unix(1, 0).UTC()}
+	if err := s.Save([]projection.Entry{former, mixed, released, entry("own")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		got, err := s.Load(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff([]projection.Entry{entry("own"), released}, got, compare); d != "" {
+			t.Errorf("loaded (-want +got):\n%s", d)
+		}
+	}
+	if n := strings.Count(text.String(), "\n"); n != 1 || !strings.Contains(text.String(), "services=2 trust_domain=aether.internal") {
+		t.Errorf("logged: %s", text.String())
 	}
 }
 

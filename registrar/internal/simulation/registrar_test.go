@@ -57,11 +57,11 @@ func startPipeline(t *testing.T, s setting) *pipeline {
 	p.db, _, err = state.Open(s.path, s.log)
 	must(t, err)
 	p.db.NoSync = true // what is lost in a crash is the test's to say
-	p.backend, err = embedded.Open(embedded.Options{DB: p.db, Log: s.log, MeshName: func(key model.ServiceKey) string {
+	p.backend, err = embedded.Open(embedded.Options{DB: p.db, TrustDomain: domain, Log: s.log, MeshName: func(key model.ServiceKey) string {
 		return authority.Authority{Service: key.Name, Namespace: key.Namespace}.HostPort(domain)
 	}})
 	must(t, err)
-	store, err := catalogue.Open(p.db, s.log)
+	store, err := catalogue.Open(p.db, domain, s.log)
 	must(t, err)
 	cfg := engineConfig(s.unknownCap)
 	saved, err := store.Load(func(e projection.Entry) error {

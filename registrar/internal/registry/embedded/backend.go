@@ -33,6 +33,8 @@ type Options struct {
 	DB *bbolt.DB
 	// Bucket is the bucket's name; empty is DefaultBucket.
 	Bucket string
+	// TrustDomain is the mesh's: what was stored under another one is dropped.
+	TrustDomain string
 	// Linger is how long a change waits for others that share its write to disk,
 	// which is what a crash may lose; 0 is 20 ms.
 	Linger time.Duration
@@ -91,7 +93,7 @@ type Stats struct {
 // registrar from starting. The error says that the file cannot be read at all.
 func Open(o Options) (*Backend, error) {
 	b := newBackend(o)
-	if err := b.load(); err != nil {
+	if err := b.load(o.TrustDomain); err != nil {
 		return nil, fmt.Errorf("read endpoints from %s: %w", b.db.Path(), err)
 	}
 	go b.write()

@@ -75,7 +75,7 @@ func backend(tb testing.TB, db *bbolt.DB) (*Backend, *bytes.Buffer) {
 	tb.Helper()
 	logged := &bytes.Buffer{}
 	b, err := Open(Options{
-		DB: db, Log: slog.New(slog.NewTextHandler(logged, nil)),
+		DB: db, TrustDomain: "aether.internal", Log: slog.New(slog.NewTextHandler(logged, nil)),
 		MeshName: func(k model.ServiceKey) string { return k.Name + "." + k.Namespace + ".aether.internal" },
 	})
 	must(tb, err)
@@ -146,7 +146,7 @@ func TestFlush(t *testing.T) {
 	db := database(t, filepath.Join(t.TempDir(), "state.db"))
 	open := func(bucket string) *Backend {
 		b, err := Open(Options{
-			DB: db, Bucket: bucket, Linger: time.Hour, Log: slog.New(slog.DiscardHandler),
+			DB: db, Bucket: bucket, TrustDomain: "aether.internal", Linger: time.Hour, Log: slog.New(slog.DiscardHandler),
 			MeshName: func(model.ServiceKey) string { return "" },
 		})
 		must(t, err)
@@ -326,6 +326,36 @@ func TestCorruptRecords(t *testing.T) {
 	}))
 	if third, _ := backend(t, db); third.Stats().Corrupt != 0 || len(third.Snapshot()) != 2 {
 		t.Errorf("at the next start: %+v", third.Stats())
+	}
+}
+
+// What a mesh of another trust domain has stored is dropped with one line, and its
+// pods' records of this mesh are stored in its place.
+func TestFormerTrustDomain(t *testing.T) {
+	db := database(t, filepath.Join(t.TempDir(), "state.db"))
+	first, err := Open(Options{
+		DB: db, TrustDomain: "mesh.corp", Log: slog.New(slog.DiscardHandler), MeshName: func(model.ServiceKey) string { return "" },
+	})
+	must(t, err)
+	for _, uid := range []string{"back", "dead"} {
+		ep := endpoint(uid, 9)
+		ep.Identity.TrustDomain = "mesh.corp"
+		must(t, first.Publish(t.Context(), ep))
+	}
+	must(t, first.Close())
+
+	second, logged := backend(t, db)
+	if list := second.Snapshot(); len(list) != 0 {
+		t.Errorf("served: %+v", list)
+	}
+	if n := strings.Count(logged.String(), "\n"); n != 1 || !strings.Contains(logged.String(), "records=2 trust_domain=aether.internal") {
+		t.Errorf("logged: %s", logged)
+	}
+	must(t, second.Publish(t.Context(), endpoint("back", 1)))
+	must(t, second.Close())
+	third, logged := backend(t, db)
+	if d := diff([]model.Endpoint{endpoint("back", 1)}, third.Snapshot()); d != "" || logged.Len() > 0 {
+		t.Errorf("at the next start: -want +got:\n%s\nlogged: %s", d, logged)
 	}
 }
 
@@ -531,7 +561,10 @@ func BenchmarkOpen(b *testing.B) {
 	}
 	must(b, first.Close())
 	for b.Loop() {
-		again, err := Open(Options{DB: db, Log: slog.New(slog.DiscardHandler), MeshName: func(model.ServiceKey) string { return "" }})
+		again, err := Open(Options{
+			DB: db, TrustDomain: "aether.internal", Log: slog.New(slog.DiscardHandler),
+			MeshName: func(model.ServiceKey) string { return "" },
+		})
 		must(b, err)
 		must(b, again.Close())
 	}

@@ -107,9 +107,11 @@ func (b *Backend) store(batch map[string][]byte) error {
 	})
 }
 
-// load fills the table from the file.
-func (b *Backend) load() error {
+// load fills the table from the file. Records of another trust domain are left by a
+// mesh that was here before: none of its pods has a certificate that this one trusts.
+func (b *Backend) load(trustDomain string) error {
 	corrupt := make(map[string][]byte)
+	former := 0
 	err := b.db.View(func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket([]byte(b.bucket))
 		if bucket == nil {
@@ -118,6 +120,11 @@ func (b *Backend) load() error {
 		return bucket.ForEach(func(key, value []byte) error {
 			uid := string(key)
 			ep, leftOut, err := decode(uid, value)
+			if err == nil && ep.Identity.TrustDomain != trustDomain {
+				former++
+				b.unsaved[uid] = nil
+				return nil
+			}
 			if err == nil {
 				err = b.table.Upsert(ep)
 			}
@@ -133,6 +140,10 @@ func (b *Backend) load() error {
 	})
 	if err != nil {
 		return err
+	}
+	if former > 0 {
+		b.log.Warn("stored endpoints are of another trust domain and dropped", "path", b.db.Path(), "bucket", b.bucket, "records", former, "trust_domain", trustDomain)
+		b.poke()
 	}
 	b.stats.Corrupt = len(corrupt)
 	b.setAside(corrupt)

@@ -41,6 +41,8 @@ type Options struct {
 	Config *rest.Config
 	// Node is the name of this node; every record that is published is of it.
 	Node string
+	// TrustDomain is the mesh's; a record of another one is left out.
+	TrustDomain string
 	// DB is the state file, in which the backend owns the buckets whose names begin
 	// with "kubernetes.". It does not close it.
 	DB *bbolt.DB
@@ -57,12 +59,13 @@ type Options struct {
 
 // Backend implements registry.Backend. It is safe for concurrent use.
 type Backend struct {
-	node     string
-	host     string // of the API server, for people
-	meshName func(model.ServiceKey) string
-	log      *slog.Logger
-	client   *client
-	metrics  metrics
+	node        string
+	host        string // of the API server, for people
+	trustDomain string // the mesh's
+	meshName    func(model.ServiceKey) string
+	log         *slog.Logger
+	client      *client
+	metrics     metrics
 	// local has every record, of this node and of others, and saves them.
 	local    *embedded.Backend
 	snapshot snapshot
@@ -115,7 +118,7 @@ func Open(o Options) (*Backend, error) {
 
 func newBackend(o Options) (*Backend, error) {
 	b := &Backend{
-		node: o.Node, host: o.Config.Host, meshName: o.MeshName, log: o.Log, metrics: newMetrics(),
+		node: o.Node, host: o.Config.Host, trustDomain: o.TrustDomain, meshName: o.MeshName, log: o.Log, metrics: newMetrics(),
 		snapshot: snapshot{db: o.DB},
 		ready:    make(chan struct{}), closed: make(chan struct{}),
 		own: make(map[types.NamespacedName]*ownObject), keys: make(map[string]types.NamespacedName),
@@ -129,7 +132,9 @@ func newBackend(o Options) (*Backend, error) {
 	if b.link.saved, err = b.snapshot.complete(); err != nil {
 		return nil, err
 	}
-	b.local, err = embedded.Open(embedded.Options{DB: o.DB, Bucket: bucket, Linger: linger, MeshName: o.MeshName, Log: o.Log})
+	b.local, err = embedded.Open(embedded.Options{
+		DB: o.DB, Bucket: bucket, TrustDomain: o.TrustDomain, Linger: linger, MeshName: o.MeshName, Log: o.Log,
+	})
 	if err != nil {
 		return nil, err
 	}

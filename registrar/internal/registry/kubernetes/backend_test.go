@@ -458,6 +458,51 @@ func TestUnusable(t *testing.T) {
 	await(t, "none is left out", func() bool { return n2.value(t, "portolan_registry_unusable_objects") == 0 })
 }
 
+// A mesh that gets another trust domain serves no record of the former one: neither
+// what a node saved, nor what it left in the API server, nor that of a node which runs
+// with the former settings. Each is served again once it is of this mesh.
+func TestTrustDomainChanges(t *testing.T) {
+	c := newCluster(t)
+	n1, n2 := newNode(t, "n1", c.server.Admin()), newNode(t, "n2", c.server.Admin())
+	of := func(n *node, uid string, generation uint64) model.Endpoint {
+		ep := endpoint(n.name, uid, generation)
+		ep.Identity.TrustDomain = n.domain
+		return ep
+	}
+	must(t, n1.Publish(t.Context(), of(n1, "a", 1)))
+	must(t, n2.Publish(t.Context(), of(n2, "b", 1)))
+	registrytest.Follow(t, n1).AwaitUIDs(t, uidOf("a"), uidOf("b"))
+	log2 := registrytest.Follow(t, n2)
+	log2.AwaitUIDs(t, uidOf("a"), uidOf("b"))
+	n1.settled(t)
+	n2.settled(t)
+
+	n1.domain = "mesh.corp"
+	n1.restart(t)
+	log1 := registrytest.Follow(t, n1)
+	log1.AwaitComplete(t)
+	log1.AwaitUIDs(t)
+	if text := n1.log.String(); !strings.Contains(text, "records=2 trust_domain=mesh.corp") ||
+		!strings.Contains(text, "its trust domain is aether.internal, not this mesh's mesh.corp: the registrar of node n2 must run with the mesh's settings") {
+		t.Errorf("what is left out is not named:\n%s", text)
+	}
+	if err := n1.Health(); err == nil || !strings.Contains(err.Error(), "2 ServiceEndpoints cannot be used") {
+		t.Errorf("Health: %v", err)
+	}
+	must(t, n1.Publish(t.Context(), of(n1, "a", 2)))
+	log1.AwaitUIDs(t, uidOf("a"))
+	log2.AwaitUIDs(t, uidOf("b"))
+
+	n2.domain = n1.domain
+	n2.restart(t)
+	must(t, n2.Publish(t.Context(), of(n2, "b", 2)))
+	for _, n := range []*node{n1, n2} {
+		registrytest.Follow(t, n).AwaitUIDs(t, uidOf("a"), uidOf("b"))
+		n.settled(t)
+		await(t, n.name+" is well", func() bool { return n.Health() == nil })
+	}
+}
+
 // Of two objects that claim one UID the first keeps it, also one of this node, until
 // it goes.
 func TestClaims(t *testing.T) {

@@ -103,6 +103,11 @@ func (b *Backend) release(key types.NamespacedName) {
 // readRecord converts an object and reports, once, what of it cannot be used.
 func (b *Backend) readRecord(key types.NamespacedName, object *v1alpha1.ServiceEndpoint) (model.Endpoint, bool) {
 	ep, leftOut, err := recordOf(object)
+	if err == nil && ep.Identity.TrustDomain != b.trustDomain {
+		// One such account would make every cluster of its service impossible to build.
+		err = fmt.Errorf("its trust domain is %s, not this mesh's %s: the registrar of node %s must run with the mesh's settings",
+			ep.Identity.TrustDomain, b.trustDomain, ep.Node)
+	}
 	if err != nil {
 		b.leaveOut(key, err.Error())
 		return model.Endpoint{}, false

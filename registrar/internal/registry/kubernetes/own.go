@@ -55,6 +55,7 @@ func (b *Backend) want(ep model.Endpoint) {
 		b.dismiss(old) // of a version that named objects otherwise
 	}
 	delete(b.attached, ep.UID)
+	delete(b.foreign.unusable, key) // what an earlier process left there is overwritten
 	b.keys[ep.UID] = key
 	o := b.own[key]
 	if o == nil {

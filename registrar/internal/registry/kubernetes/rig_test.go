@@ -146,6 +146,7 @@ type node struct {
 	log     *logBuffer
 	metrics *prometheus.Registry
 	wait    time.Duration
+	domain  string // of trust
 }
 
 // newNode starts a backend, which is closed at the end.
@@ -153,7 +154,7 @@ func newNode(tb testing.TB, name string, config *rest.Config) *node {
 	tb.Helper()
 	db, err := bbolt.Open(filepath.Join(tb.TempDir(), "state.db"), 0o600, &bbolt.Options{Timeout: time.Second, NoSync: true})
 	must(tb, err)
-	n := &node{name: name, config: config, db: db, wait: time.Hour}
+	n := &node{name: name, config: config, db: db, wait: time.Hour, domain: "aether.internal"}
 	n.start(tb)
 	tb.Cleanup(func() {
 		_ = n.Close()
@@ -171,7 +172,7 @@ func (n *node) start(tb testing.TB) {
 	n.log, n.metrics = &logBuffer{}, prometheus.NewRegistry()
 	var err error
 	n.Backend, err = Open(Options{
-		Config: n.config, Node: n.name, DB: n.db, Patience: n.wait, Metrics: n.metrics,
+		Config: n.config, Node: n.name, TrustDomain: n.domain, DB: n.db, Patience: n.wait, Metrics: n.metrics,
 		Log:      slog.New(slog.NewTextHandler(n.log, nil)),
 		MeshName: func(k model.ServiceKey) string { return k.Name + "." + k.Namespace + ".aether.internal" },
 	})

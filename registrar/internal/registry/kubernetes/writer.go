@@ -78,7 +78,8 @@ func (b *Backend) applied(ctx context.Context, key types.NamespacedName, generat
 	case err == nil:
 		b.succeeded(key, verbApply)
 		b.ownSeen(key, result) //nolint:contextcheck // the local table follows, also at the end
-		if current && b.pending(o) && o.have.ResourceVersion == result.ResourceVersion {
+		// Nothing is kept of an object that is being deleted.
+		if current && b.pending(o) && o.have != nil && o.have.ResourceVersion == result.ResourceVersion {
 			o.refused = true
 			b.log.Error("the Kubernetes API changes what is written to it: does an admission webhook match ServiceEndpoints?", "object", key.String())
 		}
