@@ -19,6 +19,9 @@ const (
 	// signTimeout bounds one call of the source for a renewal; a first certificate
 	// is bounded by the caller of Ensure.
 	signTimeout = 10 * time.Second
+	// storedPatience is how long a new certificate is waited for when a stored one is
+	// still valid: a registrar that starts while nobody signs serves with that one.
+	storedPatience = 2 * time.Second
 	// maxSigning bounds the calls of the source at one time.
 	maxSigning = 16
 )
@@ -83,6 +86,9 @@ type Manager struct {
 	bundle  Bundle // no roots until the first fetch
 	// wakeAt is when Run looks again at what is due.
 	wakeAt time.Time
+	// awayUntil: the source did not answer while a stored SVID would do; until then no
+	// other Ensure waits for it in that case.
+	awayUntil time.Time
 }
 
 // entry is an identity in use, or one that lingers.
@@ -309,21 +315,40 @@ func (m *Manager) obtain(ctx context.Context, e *entry) (SVID, uint64, error) {
 		return SVID{}, 0, err
 	}
 	stored, ok := m.load(e, bundle)
-	if ok && (e.pushed || m.cfg.Clock().Before(stored.renewAt)) {
+	if ok && (e.pushed || m.cfg.Clock().Before(stored.renewAt) || m.seemsAway()) {
 		m.metrics.reused.Inc()
 		return stored, m.install(e, stored), nil
 	}
-	s, err = m.issue(ctx, e)
+	asking := ctx
+	if ok {
+		var cancel context.CancelFunc
+		asking, cancel = context.WithTimeout(ctx, storedPatience)
+		defer cancel()
+	}
+	s, err = m.issue(asking, e)
 	switch {
 	case err == nil:
 		m.persist(e, s)
 		return s, m.install(e, s), nil
 	case ok:
+		m.noteAway()
 		m.cfg.Log.Warn("no new certificate; the stored one is used until it expires", "svid", stored, "error", err)
 		m.metrics.reused.Inc()
 		return stored, m.install(e, stored), nil
 	}
 	return SVID{}, 0, err
+}
+
+func (m *Manager) seemsAway() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cfg.Clock().Before(m.awayUntil)
+}
+
+func (m *Manager) noteAway() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.awayUntil = m.cfg.Clock().Add(signTimeout)
 }
 
 // issue has the source give an SVID.

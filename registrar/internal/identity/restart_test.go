@@ -58,13 +58,14 @@ func TestRestartPastHalfLife(t *testing.T) {
 	tests := []struct {
 		name  string
 		after time.Duration
-		away  bool
+		away  func(*fakeSigner)
 		want  string // same, new or error
 	}{
-		{"signer there", 13 * time.Hour, false, "new"},
-		{"signer away", 13 * time.Hour, true, "same"},
-		{"signer away, expired", 25 * time.Hour, true, "error"},
-		{"signer there, expired", 25 * time.Hour, false, "new"},
+		{"signer there", 13 * time.Hour, func(*fakeSigner) {}, "new"},
+		{"signer away", 13 * time.Hour, func(f *fakeSigner) { f.away = true }, "same"},
+		{"nobody answers", 13 * time.Hour, func(f *fakeSigner) { f.hang = true }, "same"},
+		{"signer away, expired", 25 * time.Hour, func(f *fakeSigner) { f.away = true }, "error"},
+		{"signer there, expired", 25 * time.Hour, func(*fakeSigner) {}, "new"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -80,8 +81,12 @@ func TestRestartPastHalfLife(t *testing.T) {
 				if err := waitBundle(r); err != nil {
 					t.Fatal(err)
 				}
-				signer.set(func(f *fakeSigner) { f.away = tt.away })
+				signer.set(tt.away)
+				begin := time.Now()
 				s, err := r.Ensure(t.Context(), id)
+				if took := time.Since(begin); took > 5*time.Second {
+					t.Errorf("took %v", took)
+				}
 				got := "new"
 				switch {
 				case err != nil:
@@ -92,7 +97,7 @@ func TestRestartPastHalfLife(t *testing.T) {
 				if got != tt.want {
 					t.Fatalf("%s (%v), want %s", got, err, tt.want)
 				}
-				signer.set(func(f *fakeSigner) { f.away = false })
+				signer.set(func(f *fakeSigner) { f.away, f.hang = false, false })
 				time.Sleep(2 * time.Minute)
 				synctest.Wait()
 				if tt.want == "same" && equalSVID(r.told.svid(id), old) {
@@ -101,6 +106,43 @@ func TestRestartPastHalfLife(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While nobody answers a restart with many identities past half-life waits once, not for
+// each of them; all are renewed when somebody does.
+func TestRestartWhileNobodyAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		r := start(t, dir, newSigner(t, dir), nil)
+		var ids []model.Identity
+		for i := range 20 {
+			ids = append(ids, account(fmt.Sprintf("a%d", i)))
+			r.ensure(t, ids[i])
+		}
+		r.stop()
+		time.Sleep(13 * time.Hour)
+		signer := newSigner(t, dir)
+		r = start(t, dir, signer, nil)
+		if err := waitBundle(r); err != nil {
+			t.Fatal(err)
+		}
+		signer.set(func(f *fakeSigner) { f.hang = true })
+		begin := time.Now()
+		for _, id := range ids {
+			if _, err := r.Ensure(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(begin); took > 5*time.Second {
+			t.Errorf("took %v", took)
+		}
+		signer.set(func(f *fakeSigner) { f.hang = false })
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		if signed, _ := signer.counts(); signed != len(ids) {
+			t.Errorf("%d of %d renewed", signed, len(ids))
+		}
+	})
 }
 
 // waitBundle waits until Run has fetched the bundle.

@@ -51,6 +51,10 @@ func NewRequester(cfg RequesterConfig) (*Requester, error) {
 // cluster after an hour.
 const cleanUp = 5 * time.Second
 
+// rootsTimeout bounds the question for the roots: a registrar that starts while the API
+// server does not answer goes on with the saved ones.
+const rootsTimeout = 2 * time.Second
+
 // Sign implements identity.Signer: it makes a CertificateSigningRequest, waits for
 // its certificate and removes it. A denial is identity.ErrRefused.
 func (r *Requester) Sign(ctx context.Context, req identity.SignRequest) ([][]byte, error) {
@@ -152,7 +156,9 @@ func chainOf(csr *certificatesv1.CertificateSigningRequest) ([][]byte, error) {
 // Bundle implements identity.Signer: the roots in the ConfigMap. With the API server
 // away it is what was there last.
 func (r *Requester) Bundle(ctx context.Context) (identity.Bundle, error) {
-	m, err := r.cfg.Client.CoreV1().ConfigMaps(r.cfg.Namespace).Get(ctx, bundleConfigMap, metav1.GetOptions{})
+	asking, cancel := context.WithTimeout(ctx, rootsTimeout)
+	defer cancel()
+	m, err := r.cfg.Client.CoreV1().ConfigMaps(r.cfg.Namespace).Get(asking, bundleConfigMap, metav1.GetOptions{})
 	if err == nil {
 		return r.take(m)
 	}
