@@ -36,6 +36,7 @@ func (m *Manager) Restore(ctx context.Context) error {
 		return err
 	}
 	m.replayDeleted(ctx)
+	m.takeOver()
 	m.recover(ctx)
 	pods := m.Pods()
 	var void []model.AttachmentKey
@@ -54,6 +55,27 @@ func (m *Manager) Restore(ctx context.Context) error {
 	m.dropStored(ctx, void, "the node was restarted")
 	m.log.Info("attachments restored", "stored", len(pods), "running", len(m.provenPods()), "rebooted", wiped)
 	return nil
+}
+
+// takeOver gives pods that were attached under another trust domain an identity of this
+// mesh's: they run, and nobody signs for the former one any more.
+func (m *Manager) takeOver() {
+	var former []model.Pod
+	m.mu.Lock()
+	for _, a := range m.pods {
+		if a.pod.Identity.TrustDomain != m.cfg.TrustDomain {
+			a.pod.Identity.TrustDomain = m.cfg.TrustDomain
+			former = append(former, a.pod)
+		}
+	}
+	m.mu.Unlock()
+	if len(former) == 0 {
+		return
+	}
+	m.log.Warn("stored attachments are of another trust domain and get identities of this one", "attachments", len(former), "trust_domain", m.cfg.TrustDomain)
+	if err := m.store.put(former...); err != nil {
+		m.log.Error("new identities of attachments are not stored; the next start gives them again", "attachments", len(former), "error", err)
+	}
 }
 
 // recover takes the pods that have a note and a pin but no record: the state file

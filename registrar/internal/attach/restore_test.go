@@ -122,6 +122,36 @@ func TestRestoreTells(t *testing.T) {
 	}
 }
 
+// Pods that run over a change of the trust domain get certificates and records of the
+// new one, and are stored with it.
+func TestRestoreUnderAnotherTrustDomain(t *testing.T) {
+	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	m := newManager(t, newWorld(), db)
+	for _, id := range []string{"c1", "c2"} {
+		mustAdd(t, m, addRequest(id, "web", "10.1.0."+id[1:], multiPort()))
+	}
+	w := newWorld()
+	m2 := newManager(t, w, db)
+	m2.cfg.TrustDomain = "mesh.corp"
+	if err := m2.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for uid, ep := range w.endpoints() {
+		if got := ep.Identity.SPIFFE(); got != "spiffe://mesh.corp/ns/default/sa/payments" {
+			t.Errorf("%s is published as %s", uid, got)
+		}
+	}
+	stored, err := m2.store.load()
+	if err != nil || len(stored) != 2 || len(w.endpoints()) != 2 {
+		t.Errorf("stored %d, %v; published %d", len(stored), err, len(w.endpoints()))
+	}
+	for _, p := range stored {
+		if p.Identity.TrustDomain != "mesh.corp" {
+			t.Errorf("%s is stored as %s", p.Key, p.Identity.SPIFFE())
+		}
+	}
+}
+
 // MESH-41: after a reboot, which wipes the run folder, every pin is void: all that
 // have no netns go at once, without the breaker.
 func TestRestoreAfterReboot(t *testing.T) {

@@ -31,9 +31,13 @@ func openStore(db *bolt.DB, log *slog.Logger) (*store, error) {
 
 func recordKey(k model.AttachmentKey) string { return k.ContainerID + "/" + k.IfName }
 
-// put stores a pod; when it returns nil the pod survives a power cut.
-func (s *store) put(p model.Pod) error {
-	return s.records.Save(map[string]model.Pod{recordKey(p.Key): p})
+// put stores pods, all or none; when it returns nil they survive a power cut.
+func (s *store) put(pods ...model.Pod) error {
+	set := make(map[string]model.Pod, len(pods))
+	for _, p := range pods {
+		set[recordKey(p.Key)] = p
+	}
+	return s.records.Save(set)
 }
 
 // remove forgets attachments, all or none; an unknown one is no error.
