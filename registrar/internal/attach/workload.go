@@ -266,8 +266,9 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 	m.adoptMissed(ctx, slices.DeleteFunc(workloads, func(w model.Workload) bool { return attached[w.ObjectUID] || !m.wantsMesh(w) }))
 }
 
-// wantsMesh reports whether a running pod is to be in the mesh; the owner of one
-// that wants to and cannot is told.
+// wantsMesh reports whether a pod is to be in the mesh; the owner of one that wants to
+// and cannot is told. One that does not run yet has a failed ADD, of which the kubelet
+// tells.
 func (m *Manager) wantsMesh(w model.Workload) bool {
 	if w.Ending != model.Living || slices.Contains(m.cfg.Bypass, w.Namespace) {
 		return false
@@ -276,7 +277,9 @@ func (m *Manager) wantsMesh(w model.Workload) bool {
 	meshed, why := joins(cfg, &w)
 	switch {
 	case meshed && err != nil:
-		m.complain(w, reasonInvalid, "the pod runs outside the mesh: "+err.Error())
+		if w.Running {
+			m.complain(w, reasonInvalid, "the pod is not in the mesh: "+err.Error())
+		}
 		return false
 	case !meshed && cfg.Meshed: // a pod of the node's network (CNI-74)
 		m.complain(w, reasonUnmeshed, why)

@@ -91,7 +91,7 @@ func join(m *Manager) *orchestra {
 func workload(annotations map[string]string) model.Workload {
 	return model.Workload{
 		Namespace: "default", Name: "payments-1", UID: "u1", ObjectUID: "u1", Account: "till",
-		Annotations: annotations, Ready: true,
+		Annotations: annotations, Running: true, Ready: true,
 	}
 }
 
@@ -350,7 +350,8 @@ func TestInvalidChange(t *testing.T) {
 
 // CNI-2, CNI-74: running pods that no ADD told of are adopted, with the runtime's
 // netns; not those that have no sandbox yet, use the node's network, or are the
-// cluster's own.
+// cluster's own. Who runs and cannot join is told why; whose ADD fails hears it from
+// the kubelet.
 func TestMissedPods(t *testing.T) {
 	w, o, m := orchestrated(t)
 	missed := o.set(workload(multiPort()))
@@ -364,7 +365,9 @@ func TestMissedPods(t *testing.T) {
 	pod("u3", "default", func(w *model.Workload) { w.HostNetwork = true })
 	pod("u4", "kube-system", func(*model.Workload) {})
 	pod("u5", "default", func(w *model.Workload) { w.Ending = model.Terminating })
-	pod("u6", "default", func(w *model.Workload) { w.Annotations = map[string]string{annotation.KeyPorts: "no"} })
+	invalid := func(w *model.Workload) { w.Annotations = map[string]string{annotation.KeyPorts: "no"} }
+	pod("u6", "default", invalid)
+	pod("u7", "default", func(w *model.Workload) { invalid(w); w.Running = false })
 
 	w.missing = "Envoy is not connected"
 	m.Sweep(t.Context())
@@ -388,7 +391,7 @@ func TestMissedPods(t *testing.T) {
 		t.Error("the adopted pod was not captured")
 	}
 	slices.Sort(o.reports)
-	if len(o.reports) != 2 || !strings.Contains(o.reports[0], "pod-u3 "+reasonUnmeshed) || !strings.Contains(o.reports[1], "pod-u6 "+reasonInvalid) {
+	if len(o.reports) != 2 || !strings.Contains(o.reports[0], "pod-u3 "+reasonUnmeshed) || !strings.Contains(o.reports[1], "pod-u6 "+reasonInvalid+": the pod is not in the mesh: ") {
 		t.Errorf("reports: %q", o.reports)
 	}
 }

@@ -47,6 +47,8 @@ type Workload struct {
 	WordProblem string
 	// HostNetwork pods have no network namespace of their own: they cannot join.
 	HostNetwork bool
+	// Running: a container of it was started, so the runtime has set up its network.
+	Running bool
 	// Ready is the pod's Ready condition.
 	Ready bool
 	// Ending says how far it is on its way out.

@@ -73,7 +73,7 @@ func podOf(p *corev1.Pod) pod {
 	*w = model.Workload{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), ObjectUID: string(p.UID),
 		Account: p.Spec.ServiceAccountName, HostNetwork: p.Spec.HostNetwork,
-		Ready: ready(p), Ending: ending(p),
+		Running: p.Status.Phase == corev1.PodRunning, Ready: ready(p), Ending: ending(p),
 	}
 	if w.Account == "" {
 		w.Account = "default" // as the API server fills it in

@@ -177,7 +177,7 @@ func TestLifeOfAPod(t *testing.T) {
 		return func(w model.Workload) bool { return w.UID == want.UID && fits(w) }
 	}
 	c.status(made, isReady(corev1.ConditionTrue))
-	c.await("Ready", mine(func(w model.Workload) bool { return w.Ready && w.Ending == model.Living }))
+	c.await("Ready", mine(func(w model.Workload) bool { return w.Running && w.Ready && w.Ending == model.Living }))
 	c.status(made, isReady(corev1.ConditionFalse))
 	c.await("not Ready any more", func(w model.Workload) bool { return w.UID == want.UID && !w.Ready })
 	c.delete(made, 30)
