@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"errors"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -83,6 +85,11 @@ func TestInstall(t *testing.T) {
 	}
 	if _, err := os.Stat(plugin); err != nil {
 		t.Errorf("the binary must stay for DEL: %v", err)
+	}
+	for _, dir := range []string{"/run/portolan/netns", "/run/portolan/spool", "/var/lib/portolan/ca"} {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
 	}
 }
 

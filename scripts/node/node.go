@@ -274,9 +274,10 @@ func (n *Node) Pins() ([]string, error) {
 	return slices.DeleteFunc(found, func(name string) bool { return strings.HasPrefix(name, ".") }), err
 }
 
+// names are the files in dir; an uninstalled mesh has left no folder.
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list: %w", err)
 	}
 	found := make([]string, 0, len(entries))
@@ -298,9 +299,6 @@ func emptyNetnsDir(dir string) error {
 // empty removes what is in dir, except the mount at pinDir.
 func empty(dir string) error {
 	found, err := names(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	errs := []error{err}
 	for _, name := range found {
 		if path := filepath.Join(dir, name); path != pinDir {

@@ -20,9 +20,11 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/portolan-mesh/portolan/api/authority"
+	"github.com/portolan-mesh/portolan/registrar/internal/attach"
 	"github.com/portolan-mesh/portolan/registrar/internal/birthtaint"
 	"github.com/portolan-mesh/portolan/registrar/internal/installer"
 	"github.com/portolan-mesh/portolan/registrar/internal/installer/daemonset"
+	"github.com/portolan-mesh/portolan/registrar/internal/state"
 )
 
 // Where runtimes look by default.
@@ -257,13 +259,13 @@ func runInstall(ctx context.Context, cfg installer.Config, socket string, s stre
 	if err != nil {
 		return err
 	}
-	state := i.Install(ctx)
-	if !state.Chained {
-		return fmt.Errorf("the plugin is not in the CNI chain: %s", state.Problem)
+	got := i.Install(ctx)
+	if !got.Chained {
+		return fmt.Errorf("the plugin is not in the CNI chain: %s", got.Problem)
 	}
-	fmt.Fprintf(s.out, "%s: the binary is in place\n%s: the plugin is in the chain\n", filepath.Join(cfg.BinDir, installer.PluginType), state.File)
-	if state.Problem != "" {
-		fmt.Fprintf(s.out, "not as it should be: %s\n", state.Problem)
+	fmt.Fprintf(s.out, "%s: the binary is in place\n%s: the plugin is in the chain\n", filepath.Join(cfg.BinDir, installer.PluginType), got.File)
+	if got.Problem != "" {
+		fmt.Fprintf(s.out, "not as it should be: %s\n", got.Problem)
 	}
 	if !served(ctx, socket) {
 		fmt.Fprintf(s.out, "%s: nothing listens there yet; pods that ask for the mesh wait until `registrar run` does\n", socket)
@@ -271,51 +273,80 @@ func runInstall(ctx context.Context, cfg installer.Config, socket string, s stre
 	return nil
 }
 
+// uninstallConfig says what is taken from where.
+type uninstallConfig struct {
+	ConfDir, BinDir              string
+	Socket                       string
+	NetnsDir, SpoolDir, StateDir string
+	Binary                       bool
+}
+
 func newUninstallCommand(s streams) *cobra.Command {
-	var (
-		confDir, binDir, socket string
-		binary, force           bool
-	)
+	var c uninstallConfig
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "take the CNI plugin out of this node's chain",
-		Long: "uninstall takes the plugin out of every network configuration, whoever put it there. The binary stays,\n" +
-			"because runtimes call it to delete pods that were added with it; it succeeds without a registrar.\n\n" +
-			"Exit status: 0 when nothing of the plugin is left in any configuration, else 1 with what is.",
+		Short: "take the mesh off this node",
+		Long: "uninstall takes the plugin out of every network configuration, whoever put it there, and then the mesh off\n" +
+			"the node: its pods go on without their capture, and the plugin's pins and notes, certificates and keys are\n" +
+			"removed. Run it in the node's own mount namespace. It does what a registrar does that ends because the mesh\n" +
+			"was deleted, for a node whose registrar was away then.\n\n" +
+			"The binary stays, because runtimes call it to delete pods that were added with it; it succeeds without a\n" +
+			"registrar. So do the names and addresses that services have, for another installation.\n\n" +
+			"Exit status: 0 when it is done, 1 with what is left when it is not, or when a registrar runs.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !force && served(cmd.Context(), socket) {
-				return fmt.Errorf("a registrar serves on %s and would put the plugin back: stop it first, or give --force", socket)
-			}
-			return runUninstall(cmd.Context(), confDir, binDir, binary, s)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return runUninstall(cmd.Context(), c, s) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&confDir, "cni-conf-dir", defaultConfDir, "folder of the runtime's network configurations")
-	f.StringVar(&binDir, "cni-bin-dir", defaultBinDir, "folder of the runtime's CNI plugins")
-	f.StringVar(&socket, "cni-socket", defaultCNISocket, "where `registrar run` would listen")
-	f.BoolVar(&binary, "remove-binary", false, "remove the binary, too: only when no pod is left that was added with it, or it cannot be deleted any more")
-	f.BoolVar(&force, "force", false, "uninstall although a registrar is running")
+	f.StringVar(&c.ConfDir, "cni-conf-dir", defaultConfDir, "folder of the runtime's network configurations")
+	f.StringVar(&c.BinDir, "cni-bin-dir", defaultBinDir, "folder of the runtime's CNI plugins")
+	f.StringVar(&c.Socket, "cni-socket", defaultCNISocket, "where `registrar run` would listen")
+	f.StringVar(&c.NetnsDir, "netns-dir", defaultNetnsDir, "folder of the plugin's network namespace pins")
+	f.StringVar(&c.SpoolDir, "spool-dir", defaultSpoolDir, "folder of what the plugin could not deliver")
+	f.StringVar(&c.StateDir, "state-dir", defaultStateDir, "folder of what survives a restart of `registrar run`")
+	f.BoolVar(&c.Binary, "remove-binary", false, "remove the binary, too: only when no pod is left that was added with it, or it cannot be deleted any more")
 	return cmd
 }
 
-func runUninstall(ctx context.Context, confDir, binDir string, binary bool, s streams) error {
-	changes, err := installer.Uninstall(ctx, confDir)
-	for _, c := range changes {
-		fmt.Fprintf(s.out, "%s: %s\n", c.File, c.What)
+func runUninstall(ctx context.Context, c uninstallConfig, s streams) (err error) {
+	if served(ctx, c.Socket) {
+		return fmt.Errorf("a registrar serves on %s and would put the plugin back: stop it first", c.Socket)
 	}
-	if len(changes) == 0 && err == nil {
-		fmt.Fprintf(s.out, "%s: no network configuration has the plugin\n", confDir)
-	}
-	if err != nil || !binary {
+	log := slog.New(slog.NewTextHandler(s.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	// Held until the end, so that no registrar starts meanwhile, or is about to serve.
+	db, _, err := state.Open(filepath.Join(c.StateDir, stateFile), log)
+	if err != nil {
 		return err
 	}
-	c, err := installer.RemoveBinary(binDir)
+	defer func() { err = errors.Join(err, db.Close()) }()
+	pods, err := attach.New(attach.Config{
+		DB: db, Log: log, NetnsDir: c.NetnsDir, SpoolDir: c.SpoolDir, Capture: netnsCapture{netnsDir: c.NetnsDir},
+	})
+	if err != nil {
+		return err
+	}
+	changes, err := installer.Uninstall(ctx, c.ConfDir)
+	for _, done := range changes {
+		fmt.Fprintf(s.out, "%s: %s\n", done.File, done.What)
+	}
+	if err != nil {
+		return err
+	}
+	if len(changes) == 0 {
+		fmt.Fprintf(s.out, "%s: no network configuration has the plugin\n", c.ConfDir)
+	}
+	if err := dismantle(pods, c.NetnsDir, c.StateDir); err != nil {
+		return fmt.Errorf("take the mesh off the node's pods: %w", err)
+	}
+	fmt.Fprintf(s.out, "%s, %s, %s: removed; the node's pods go on without the mesh\n", c.NetnsDir, c.SpoolDir, filepath.Join(c.StateDir, caFolder))
+	if !c.Binary {
+		return nil
+	}
+	removed, err := installer.RemoveBinary(c.BinDir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		fmt.Fprintf(s.out, "%s: %s\n", c.File, c.What)
+		fmt.Fprintf(s.out, "%s: %s\n", removed.File, removed.What)
 	}
 	return err
 }

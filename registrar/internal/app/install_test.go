@@ -32,7 +32,7 @@ func TestInstallByHand(t *testing.T) {
 	list, plugin := filepath.Join(conf, "10-net.conflist"), filepath.Join(dir, "portolan")
 	write(t, plugin, "the plugin")
 	install := []string{"install", "--cni-conf-dir", conf, "--cni-bin-dir", bin, "--cni-bin-source", plugin, "--cni-socket", socket}
-	uninstall := []string{"uninstall", "--cni-conf-dir", conf, "--cni-bin-dir", bin, "--cni-socket", socket}
+	uninstall := []string{"uninstall", "--cni-conf-dir", conf, "--cni-bin-dir", bin, "--cni-socket", socket, "--netns-dir", filepath.Join(dir, "netns"), "--spool-dir", filepath.Join(dir, "spool"), "--state-dir", filepath.Join(dir, "state")}
 
 	says(t, 1, "install the primary CNI plugin", install...)
 	write(t, list, primaryList)
@@ -51,8 +51,8 @@ func TestInstallByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	says(t, 1, socket+" and would put the plugin back", uninstall...)
-	says(t, 0, list+": entry removed", append(uninstall, "--force")...)
 	_ = server.Close()
+	says(t, 0, list+": entry removed", uninstall...)
 	if got, err := os.ReadFile(list); err != nil || string(got) != primaryList {
 		t.Errorf("left %s, %v", got, err)
 	}
@@ -70,7 +70,7 @@ func TestInstallByHand(t *testing.T) {
 
 	write(t, list, `{"plugins":[{"type":"portolan"}`)
 	says(t, 1, list, uninstall...)
-	says(t, 1, "/nonexistent/net.d", "uninstall", "--cni-conf-dir", "/nonexistent/net.d", "--cni-socket", socket)
+	says(t, 1, "/nonexistent/net.d", append(uninstall, "--cni-conf-dir", "/nonexistent/net.d")...)
 	says(t, 1, "--cni-bin-dir", "install", "--cni-bin-dir", "bin")
 	says(t, 1, "portolan.list", "install", "--cni-conf-dir", conf, "--cni-bin-dir", bin, "--cni-conf-name", "portolan.list")
 }

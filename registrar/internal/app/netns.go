@@ -2,7 +2,6 @@ package app
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -105,18 +104,8 @@ func isNetns(path string) bool {
 
 // Unpin implements attach.Capture: it removes what the plugin's DEL would have.
 func (c netnsCapture) Unpin(key model.AttachmentKey) error {
-	path := filepath.Join(c.netnsDir, key.String())
-	for { // pins can be stacked
-		err := unix.Unmount(path, unix.MNT_DETACH)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("unmount pin %s: %w", path, err)
-		}
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove pin: %w", err)
+	if err := removePin(filepath.Join(c.netnsDir, key.String())); err != nil {
+		return err
 	}
 	name, err := spool.Name(&cniv1.Attachment{ContainerId: key.ContainerID, Ifname: key.IfName}, spool.Attached)
 	if err != nil {

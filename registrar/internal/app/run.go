@@ -140,7 +140,7 @@ func (d *daemon) openSockets(ctx context.Context) error {
 
 func (d *daemon) openState() error {
 	var err error
-	d.db, d.recovery, err = state.Open(filepath.Join(d.cfg.StateDir, "state.db"), d.component("state"))
+	d.db, d.recovery, err = state.Open(filepath.Join(d.cfg.StateDir, stateFile), d.component("state"))
 	if err != nil {
 		return err
 	}
@@ -339,7 +339,7 @@ func (d *daemon) servePods(ctx context.Context) error {
 	})
 	err = g.Wait()
 	if d.installer != nil && d.installer.State().Removed {
-		err = errors.Join(err, d.dismantle())
+		err = errors.Join(err, dismantle(d.pods, d.cfg.NetnsDir, d.cfg.StateDir))
 	}
 	return err
 }

@@ -1,6 +1,9 @@
 package attach
 
 import (
+	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -19,6 +22,9 @@ func TestDismantle(t *testing.T) {
 	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
 	leaveNote(t, m.cfg.NetnsDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Attached{Attached: addRequest("c2", "b", "10.1.0.3", multiPort())}})
 	leaveNote(t, m.cfg.SpoolDir, deletedNote("c3", time.Now()))
+	if _, err := m.markRun(); err != nil {
+		t.Fatal(err)
+	}
 	if err := m.Dismantle(); err != nil {
 		t.Fatal(err)
 	}
@@ -27,8 +33,10 @@ func TestDismantle(t *testing.T) {
 			t.Errorf("no %q", want)
 		}
 	}
-	if left := files(t, m.cfg.SpoolDir); len(left) != 0 {
-		t.Errorf("left in the spool: %v", left)
+	for _, path := range []string{m.cfg.SpoolDir, m.marker()} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
+		}
 	}
 	if stored, err := m.store.load(); err != nil || len(stored) != 0 {
 		t.Errorf("stored: %v, %v", stored, err)

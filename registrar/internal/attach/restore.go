@@ -111,9 +111,12 @@ func (m *Manager) recover(ctx context.Context) {
 	}
 }
 
+// marker is the path of the marker of a run.
+func (m *Manager) marker() string { return filepath.Join(filepath.Dir(m.cfg.NetnsDir), runMarker) }
+
 // markRun reports whether the run folder was wiped since the last start.
 func (m *Manager) markRun() (wiped bool, err error) {
-	path := filepath.Join(filepath.Dir(m.cfg.NetnsDir), runMarker)
+	path := m.marker()
 	_, err = os.Stat(path)
 	wiped = errors.Is(err, fs.ErrNotExist)
 	if !wiped {
