@@ -48,9 +48,12 @@ func (f BundleFile) Save(b Bundle) error {
 	return nil
 }
 
+// ErrTrustDomain marks roots that are sound and of another trust domain.
+var ErrTrustDomain = errors.New("of another trust domain")
+
 // ParseBundle reads the roots of a trust domain from PEM; it is the reverse of
-// Bundle.PEM. A root that names another domain is an error; one of an organisation's
-// own PKI, above the trust domain, names none.
+// Bundle.PEM. A root that names another domain is ErrTrustDomain; one of an
+// organisation's own PKI, above the trust domain, names none.
 func ParseBundle(trustDomain string, data []byte) (Bundle, error) {
 	var roots []*x509.Certificate
 	for {
@@ -66,7 +69,7 @@ func ParseBundle(trustDomain string, data []byte) (Bundle, error) {
 			return Bundle{}, fmt.Errorf("root of %s: %w", trustDomain, err)
 		}
 		if slices.ContainsFunc(c.URIs, func(u *url.URL) bool { return u.String() != "spiffe://"+trustDomain }) {
-			return Bundle{}, fmt.Errorf("%q is no root of trust domain %s", c.Subject, trustDomain)
+			return Bundle{}, fmt.Errorf("root %q names %v and not spiffe://%s: it is %w", c.Subject, c.URIs, trustDomain, ErrTrustDomain)
 		}
 		roots = append(roots, c)
 	}

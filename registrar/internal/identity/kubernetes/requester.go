@@ -173,6 +173,11 @@ func (r *Requester) Bundle(ctx context.Context) (identity.Bundle, error) {
 
 func (r *Requester) take(m *corev1.ConfigMap) (identity.Bundle, error) {
 	b, err := identity.ParseBundle(r.cfg.TrustDomain, []byte(m.Data[bundleKey]))
+	if errors.Is(err, identity.ErrTrustDomain) {
+		// The signer does not replace such a root on its own: there is no way back.
+		err = fmt.Errorf("%w; set the trust domain back, or delete Secret %s/%s: `registrar signer` then makes a root of the new one and every certificate is reissued",
+			err, r.cfg.Namespace, rootsSecret)
+	}
 	if err != nil {
 		return identity.Bundle{}, fmt.Errorf("ConfigMap %s/%s: %w", m.Namespace, m.Name, err)
 	}

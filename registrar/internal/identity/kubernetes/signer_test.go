@@ -80,8 +80,8 @@ func (r *rig) pod(account, node string) {
 	}, metav1.CreateOptions{}))
 }
 
-// signer runs a Signer until stop or the end of the test.
-func (r *rig) signer(name string) (stop func()) {
+// newSigner returns a Signer of a trust domain.
+func (r *rig) newSigner(name, domain string) *kubernetes.Signer {
 	r.t.Helper()
 	s, err := kubernetes.NewSigner(kubernetes.SignerConfig{
 		Client: r.admin, Namespace: namespace, Name: name, Requesters: user, TrustDomain: domain,
@@ -90,6 +90,13 @@ func (r *rig) signer(name string) (stop func()) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	return s
+}
+
+// signer runs a Signer until stop or the end of the test.
+func (r *rig) signer(name string) (stop func()) {
+	r.t.Helper()
+	s := r.newSigner(name, domain)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -105,6 +112,12 @@ func (r *rig) signer(name string) (stop func()) {
 
 // requester is that of a registrar on a node.
 func (r *rig) requester(account, node string) *kubernetes.Requester {
+	r.t.Helper()
+	return r.requesterOf(domain, account, node)
+}
+
+// requesterOf is a requester of a trust domain.
+func (r *rig) requesterOf(domain, account, node string) *kubernetes.Requester {
 	r.t.Helper()
 	q, err := kubernetes.NewRequester(kubernetes.RequesterConfig{
 		Client: clientgo.NewForConfigOrDie(r.server.PodAccount(r.t, namespace, account, node)), Namespace: namespace, TrustDomain: domain,
@@ -277,5 +290,39 @@ func TestAway(t *testing.T) {
 	}
 	if _, err := node1.Sign(ctx, request(t, "node1", till("till"))); err == nil || errors.Is(err, identity.ErrRefused) {
 		t.Errorf("certificate with the API server away: %v, want an error that is no refusal", err)
+	}
+}
+
+// A mesh whose trust domain is changed in place says what holds the former root and what
+// to do, in the signer and on every node; once that is done there are roots again.
+func TestTrustDomainChanges(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	stop := r.signer("a")
+	r.roots(ctx, r.requester(account, "node1"))
+	stop()
+
+	const changed = "two.corp"
+	where := "Secret " + namespace + "/portolan-ca"
+	if err := r.newSigner("b", changed).Run(ctx); err == nil || !strings.Contains(err.Error(), where+" holds the root of spiffe://"+domain) {
+		t.Errorf("the signer says %v", err)
+	}
+	node1 := r.requesterOf(changed, account, "node1")
+	if _, err := node1.Bundle(ctx); err == nil || !strings.Contains(err.Error(), "set the trust domain back, or delete "+where) {
+		t.Errorf("a node says %v", err)
+	}
+	if err := r.admin.CoreV1().Secrets(namespace).Delete(ctx, "portolan-ca", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	running, end := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- r.newSigner("c", changed).Run(running) }()
+	if b := r.roots(ctx, node1); b.TrustDomain != changed {
+		t.Errorf("roots of %s", b.TrustDomain)
+	}
+	end()
+	if err := <-done; err != nil {
+		t.Errorf("the signer ended with %v", err)
 	}
 }
