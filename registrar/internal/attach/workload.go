@@ -110,38 +110,73 @@ func (m *Manager) attachmentsOf(w model.Workload) []model.AttachmentKey {
 // those: what else they say counts at its next start. A mistake keeps the old ones
 // and is reported once (contract 1).
 func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey, w model.Workload) {
-	cfg, err := annotation.Parse(w.Annotations)
-	pod, gone := m.Check(key)
-	switch {
-	case gone != nil:
-	case err != nil:
+	if _, err := annotation.Parse(w.Annotations); err != nil {
 		m.complain(w, reasonInvalid, "the pod keeps the ports it has: "+err.Error())
-	case cfg.Managed == annotation.Out, samePorts(pod, cfg):
-	default:
-		go m.changePorts(ctx, key, cfg)
+		return
 	}
+	if m.differs(key) {
+		go m.changePorts(ctx, key)
+	}
+}
+
+// differs reports whether the ports of a pod are, or are about to be, others than its
+// annotations say.
+func (m *Manager) differs(key model.AttachmentKey) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[key]
+	if !ok || a.leaving {
+		return false
+	}
+	_, differ := a.wantedPorts()
+	return differ || a.changing
+}
+
+// wantedPorts returns what a pod's annotations say now, and whether its ports are
+// others. Annotations with a mistake, and those of a pod that asks to stay out, say
+// nothing. The caller holds mu.
+func (a *attachment) wantedPorts() (cfg annotation.Config, differ bool) {
+	if a.workload == nil {
+		return cfg, false
+	}
+	cfg, err := annotation.Parse(a.workload.Annotations)
+	return cfg, err == nil && cfg.Managed != annotation.Out && !samePorts(a.pod, cfg)
 }
 
 func samePorts(pod model.Pod, cfg annotation.Config) bool {
 	return pod.Default == cfg.Default && slices.Equal(pod.Ports, cfg.Ports)
 }
 
-// changePorts makes the ports of a running pod those of cfg: what goes leaves the
-// load assignments first and its chain after the drain, what comes is published
-// once its chain is acknowledged (contract 4.4).
-func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey, cfg annotation.Config) {
+// changePorts makes the ports of a running pod those that its annotations say when its
+// turn comes: what goes leaves the load assignments first and its chain after the drain,
+// what comes is published once its chain is acknowledged (contract 4.4).
+func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 	unlock, err := m.keys.lock(ctx, key)
 	if err != nil {
 		return
 	}
 	defer unlock()
-	pod, err := m.Check(key)
-	if err != nil || samePorts(pod, cfg) {
+	m.mu.Lock()
+	a, ok := m.pods[key]
+	if !ok || a.leaving {
+		m.mu.Unlock()
 		return
 	}
+	cfg, differ := a.wantedPorts()
+	pod := a.pod
+	a.changing = differ
+	m.mu.Unlock()
+	if !differ {
+		return
+	}
+	defer m.changed(key)
 	if kept := commonPorts(pod.Ports, cfg.Ports); len(kept) < len(pod.Ports) {
 		m.setPorts(key, kept, cfg.Default, nil)
-		m.publish(ctx, key)
+		if len(kept) > 0 {
+			m.publish(ctx, key)
+		} else {
+			m.withdraw(ctx, pod)
+		}
 		t := time.NewTimer(m.cfg.DrainWait)
 		select {
 		case <-t.C:
@@ -164,6 +199,15 @@ func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey, cfg 
 	}
 	m.log.Info("ports of a running pod changed", "attachment", key.String(), "pod", now.Name, "ports", fmt.Sprint(now.Ports))
 	m.provePorts(ctx, now)
+}
+
+// changed ends a change of ports.
+func (m *Manager) changed(key model.AttachmentKey) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a, ok := m.pods[key]; ok {
+		a.changing = false
+	}
 }
 
 // setPorts changes the ports in memory; ok is false when the pod is leaving.

@@ -330,6 +330,58 @@ func TestChangedPorts(t *testing.T) {
 	})
 }
 
+// The last word counts, also when it comes while an earlier one is half done, and equals
+// what that had left of the ports until then.
+func TestPortsChangeTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, o, m := orchestrated(t)
+		wl := o.set(workload(multiPort()))
+		mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+		w.listen(key("c1"), listening(7000, 8080, 9090))
+		for _, ports := range []string{"8080,7000", "8080"} {
+			wl.Annotations = map[string]string{annotation.KeyPorts: ports}
+			m.Observe(t.Context(), wl)
+			synctest.Wait()
+		}
+		time.Sleep(2 * (m.cfg.DrainWait + provePorts)) // fake time
+		synctest.Wait()
+		w.listen(key("c1"), listening(7000, 8080, 9090))
+		if got := w.record("c1-eth0"); got != "8080=healthy" {
+			t.Errorf("record: %s, want the last word", got)
+		}
+	})
+}
+
+// Contract 4.4: a running pod that is to serve nothing any more, or nothing of what it
+// served, is withdrawn before its chains go.
+func TestPortsAllChange(t *testing.T) {
+	for ports, want := range map[string]string{"none": "none", "7000": "7000=healthy"} {
+		t.Run(ports, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, o, m := orchestrated(t)
+				wl := o.set(workload(multiPort()))
+				mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+				w.listen(key("c1"), listening(7000, 8080, 9090))
+				before := len(w.events())
+				wl.Annotations = map[string]string{annotation.KeyPorts: ports}
+				m.Observe(t.Context(), wl)
+				time.Sleep(m.cfg.DrainWait + provePorts) // fake time
+				synctest.Wait()
+				w.listen(key("c1"), listening(7000, 8080, 9090))
+				if got := w.record("c1-eth0"); got != want {
+					t.Errorf("record: %s, want %s", got, want)
+				}
+				order := slices.DeleteFunc(w.events()[before:], func(e string) bool {
+					return !strings.HasPrefix(e, "mesh add") && !strings.HasPrefix(e, "withdraw")
+				})
+				if d := cmp.Diff([]string{"withdraw c1-eth0", "mesh add c1-eth0"}, order); d != "" {
+					t.Errorf("order (-want +got):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
 // Contract 1: an invalid change keeps the old set and is reported once.
 func TestInvalidChange(t *testing.T) {
 	w, o, m := orchestrated(t)
