@@ -327,6 +327,8 @@ func (m *Manager) wantsMesh(w model.Workload) bool {
 		return false
 	case !meshed && cfg.Meshed: // a pod of the node's network (CNI-74)
 		m.complain(w, reasonUnmeshed, why)
+	case !meshed && w.Running && w.WordProblem != "" && why == w.WordProblem: // a label, which no ADD refuses
+		m.complain(w, reasonInvalid, "the pod is not in the mesh: "+why)
 	}
 	return meshed
 }

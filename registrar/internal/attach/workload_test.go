@@ -421,10 +421,14 @@ func TestMissedPods(t *testing.T) {
 	pod("u6", "default", invalid)
 	pod("u7", "default", func(w *model.Workload) { invalid(w); w.Running = false })
 
+	odd := func(w *model.Workload) { w.WordProblem = "label aether.io/managed=\"yes\" of the pod" }
+	pod("u8", "default", func(w *model.Workload) { odd(w); w.Annotations = nil })
+	pod("u9", "default", func(w *model.Workload) { odd(w); w.Annotations = map[string]string{annotation.KeyManaged: "false"} })
+
 	w.missing = "Envoy is not connected"
 	m.Sweep(t.Context())
-	if m.missed != 2 || len(o.reports) != 2 {
-		t.Errorf("without Envoy: %d missed, want 2; reports %q, want those of u3 and u6", m.missed, o.reports)
+	if m.missed != 2 || len(o.reports) != 3 {
+		t.Errorf("without Envoy: %d missed, want 2; reports %q, want those of u3, u6 and u8", m.missed, o.reports)
 	}
 	w.missing = ""
 	m.Sweep(t.Context()) // the runtime is away
@@ -443,7 +447,7 @@ func TestMissedPods(t *testing.T) {
 		t.Error("the adopted pod was not captured")
 	}
 	slices.Sort(o.reports)
-	if len(o.reports) != 2 || !strings.Contains(o.reports[0], "pod-u3 "+reasonUnmeshed) || !strings.Contains(o.reports[1], "pod-u6 "+reasonInvalid+": the pod is not in the mesh: ") {
+	if len(o.reports) != 3 || !strings.Contains(o.reports[2], "pod-u8 "+reasonInvalid+": the pod is not in the mesh: label") || !strings.Contains(o.reports[0], "pod-u3 "+reasonUnmeshed) || !strings.Contains(o.reports[1], "pod-u6 "+reasonInvalid+": the pod is not in the mesh: ") {
 		t.Errorf("reports: %q", o.reports)
 	}
 }
