@@ -24,8 +24,8 @@ func (p *Publisher) onDemand(d cache.Demand) {
 		case cache.Endpoints:
 			p.giveEndpoints(b, key.Name)
 		case cache.Secret, cache.Route, cache.WildcardCluster, cache.Listener:
-			// What exists of these is in the cache already.
-			b.remove(key)
+			// What exists of these is in the cache, perhaps since it was asked for.
+			b.Absent = append(b.Absent, key)
 		}
 	}
 	p.applyBatch(b)

@@ -299,7 +299,9 @@ func newBatch() *batch { return &batch{cache.Batch{Set: map[cache.Kind][]cache.R
 
 func (b *batch) remove(keys ...cache.Key) { b.Remove = append(b.Remove, keys...) }
 
-func (b *batch) empty() bool { return len(b.Set) == 0 && len(b.Remove) == 0 && len(b.Resend) == 0 }
+func (b *batch) empty() bool {
+	return len(b.Set) == 0 && len(b.Remove) == 0 && len(b.Absent) == 0 && len(b.Resend) == 0
+}
 
 func (p *Publisher) applyBatch(b *batch) {
 	if !b.empty() {

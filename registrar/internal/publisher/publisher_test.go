@@ -695,6 +695,29 @@ func TestSecretsAreProven(t *testing.T) {
 	}
 }
 
+// A certificate that came after a demand for it was taken is not answered away.
+func TestDemandIsAnsweredLate(t *testing.T) {
+	f := start(t)
+	ads, _ := f.envoy(t, nil)
+	pod := clientPod("c1")
+	name := resource.OutboundSecret(pod.Identity)
+	must(t, ads.Subscribe(resourcev3.SecretType, name))
+	waitFor(t, ads, resourcev3.SecretType, "the answer that there is none", func(st *xdstest.State) bool { return st.Removed[name] == 1 })
+	f.SetSVID(pod.Identity, []byte("chain"), []byte("key"))
+	f.onDemand(cache.Demand{Wanted: []cache.Key{{Kind: cache.Secret, Name: name}}})
+	f.SetBundle(domain, []byte("roots"))
+	must(t, ads.Subscribe(resourcev3.SecretType, resource.BundleSecret(domain)))
+	waitFor(t, ads, resourcev3.SecretType, "what comes after it", func(st *xdstest.State) bool {
+		if _, has := st.Resources[resource.BundleSecret(domain)]; !has {
+			return false
+		}
+		if _, has := st.Resources[name]; !has || st.Removed[name] != 1 {
+			t.Errorf("the certificate is there: %v, removed %d times", has, st.Removed[name])
+		}
+		return true
+	})
+}
+
 // A rejected listener fails the proof with Envoy's own words.
 func TestRejectedListener(t *testing.T) {
 	f := start(t)

@@ -41,15 +41,17 @@ type Config struct {
 	NodeID string
 }
 
-// Batch is a set of changes that streams see together or not at all. Removals
-// are made before sets, so that a key in both ends up set.
+// Batch is a set of changes that streams see together or not at all. Removals and
+// absences are made before sets, so that a key in both ends up set.
 type Batch struct {
 	// Set holds resources to add or to replace. Equal content is no change.
 	Set map[Kind][]Resource
 	// Remove says of keys that they do not exist: streams that hold or asked for
-	// one are told so. It is also the answer to a demanded name that there is
-	// nothing for.
+	// one are told so.
 	Remove []Key
+	// Absent is the answer to demanded keys that there is nothing for. One that was
+	// given since the demand was taken stays.
+	Absent []Key
 	// Resend names held resources to be sent again though unchanged, also after a
 	// rejection (XDS-D7, XDS-R9).
 	Resend []Key
@@ -197,6 +199,11 @@ func (c *Cache) Apply(b Batch) {
 	c.seq++
 	for _, key := range b.Remove {
 		c.removeLocked(key)
+	}
+	for _, key := range b.Absent {
+		if e := c.entries[key.Kind][key.Name]; e != nil && !e.held() {
+			c.removeLocked(key)
+		}
 	}
 	for kind, list := range b.Set {
 		for i := range list {

@@ -9,7 +9,7 @@ import (
 type Demand struct {
 	// Wanted are names that a stream subscribes to and that the cache does not
 	// hold, each reported once. The consumer answers every one, with Batch.Set or
-	// with Batch.Remove. WildcardCluster and Listener are never in it: what is not
+	// with Batch.Absent. WildcardCluster and Listener are never in it: what is not
 	// held of them does not exist.
 	Wanted []Key
 	// Dropped are names that no stream subscribes to any more, held or not. A

@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"github.com/google/go-cmp/cmp"
@@ -62,6 +63,22 @@ func TestDemandTakenBack(t *testing.T) {
 		m.must(c.Unsubscribe(resource.SecretType, "a"))
 		m.must(c.Subscribe(resource.SecretType, "a"))
 		m.demanded()
+	})
+}
+
+// A name that was given after the demand for it was taken stays when the answer is that
+// there is nothing; one that was not is answered so.
+func TestAbsent(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c := m.ads()
+		m.must(c.Subscribe(resource.SecretType, "a", "b"))
+		m.demanded("+secret/a", "+secret/b")
+		m.set(cache.Secret, "a", "1")
+		n := m.got(c, 0, "secret +a")
+		m.Apply(cache.Batch{Absent: []cache.Key{key(cache.Secret, "a"), key(cache.Secret, "b")}})
+		synctest.Wait()
+		m.got(c, n, "secret -b")
+		m.holds(c, cache.Secret, "a", "1")
 	})
 }
 
