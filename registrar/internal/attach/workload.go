@@ -110,37 +110,24 @@ func (m *Manager) attachmentsOf(w model.Workload) []model.AttachmentKey {
 // those: what else they say counts at its next start. A mistake keeps the old ones
 // and is reported once (contract 1).
 func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey, w model.Workload) {
-	if _, err := annotation.Parse(w.Annotations); err != nil {
+	cfg, err := annotation.Parse(w.Annotations)
+	if err != nil {
 		m.complain(w, reasonInvalid, "the pod keeps the ports it has: "+err.Error())
 		return
 	}
-	if m.differs(key) {
+	m.mu.Lock()
+	a, ok := m.pods[key]
+	change := ok && !a.leaving && (a.changing || a.differs(cfg))
+	m.mu.Unlock()
+	if change {
 		go m.changePorts(ctx, key)
 	}
 }
 
-// differs reports whether the ports of a pod are, or are about to be, others than its
-// annotations say.
-func (m *Manager) differs(key model.AttachmentKey) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a, ok := m.pods[key]
-	if !ok || a.leaving {
-		return false
-	}
-	_, differ := a.wantedPorts()
-	return differ || a.changing
-}
-
-// wantedPorts returns what a pod's annotations say now, and whether its ports are
-// others. Annotations with a mistake, and those of a pod that asks to stay out, say
-// nothing. The caller holds mu.
-func (a *attachment) wantedPorts() (cfg annotation.Config, differ bool) {
-	if a.workload == nil {
-		return cfg, false
-	}
-	cfg, err := annotation.Parse(a.workload.Annotations)
-	return cfg, err == nil && cfg.Managed != annotation.Out && !samePorts(a.pod, cfg)
+// differs reports whether the pod's ports are others than its annotations say. Those of
+// a pod that asks to stay out say nothing. The caller holds mu.
+func (a *attachment) differs(cfg annotation.Config) bool {
+	return cfg.Managed != annotation.Out && !samePorts(a.pod, cfg)
 }
 
 func samePorts(pod model.Pod, cfg annotation.Config) bool {
@@ -158,15 +145,16 @@ func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 	defer unlock()
 	m.mu.Lock()
 	a, ok := m.pods[key]
-	if !ok || a.leaving {
+	if !ok || a.leaving || a.workload == nil {
 		m.mu.Unlock()
 		return
 	}
-	cfg, differ := a.wantedPorts()
+	cfg, err := annotation.Parse(a.workload.Annotations)
 	pod := a.pod
-	a.changing = differ
+	a.changing = err == nil && a.differs(cfg)
+	change := a.changing
 	m.mu.Unlock()
-	if !differ {
+	if !change {
 		return
 	}
 	defer m.changed(key)
