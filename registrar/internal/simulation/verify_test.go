@@ -443,16 +443,8 @@ func (w *world) verifyOrder() {
 			held = append(held, name)
 		}
 	}
-	ads, cutADS := dial(again.cache, cache.ADS, "again", nil)
-	od, cutOD := dial(again.cache, cache.OnDemand, "again", nil)
-	defer func() {
-		cutADS()
-		cutOD()
-		<-ads.Done()
-		<-od.Done()
-	}()
-	must(w.t, ads.Subscribe(resourcev3.ClusterType))
-	must(w.t, ads.Subscribe(resourcev3.RouteType, resource.RoutesName))
+	ads, od, cut := w.look(again.cache, "again")
+	defer cut()
 	if len(asked) > 0 {
 		must(w.t, od.Subscribe(resourcev3.ClusterType, asked...))
 		must(w.t, ads.Subscribe(resourcev3.EndpointType, asked...))
@@ -520,6 +512,21 @@ func (w *world) verifyBytes() {
 	w.same("bytes of a registrar that starts from records in another order (I5)", want, w.bytesOf(eps))
 }
 
+// look opens the streams of an Envoy that asks for clusters and routes; cut ends them.
+func (w *world) look(c *cache.Cache, name string) (ads, od *xdstest.Client, cut func()) {
+	w.t.Helper()
+	ads, cutADS := dial(c, cache.ADS, name, nil)
+	od, cutOD := dial(c, cache.OnDemand, name, nil)
+	must(w.t, ads.Subscribe(resourcev3.ClusterType))
+	must(w.t, ads.Subscribe(resourcev3.RouteType, resource.RoutesName))
+	return ads, od, func() {
+		cutADS()
+		cutOD()
+		<-ads.Done()
+		<-od.Done()
+	}
+}
+
 // bytesOf returns the versions of everything that a registrar with these records and
 // nothing saved gives an Envoy that asks for every cluster.
 func (w *world) bytesOf(eps []model.Endpoint) []string {
@@ -532,16 +539,8 @@ func (w *world) bytesOf(eps []model.Endpoint) []string {
 		must(w.t, os.RemoveAll(filepath.Dir(path)))
 	}()
 	p.cache.Release()
-	ads, cutADS := dial(p.cache, cache.ADS, "fresh", nil)
-	od, cutOD := dial(p.cache, cache.OnDemand, "fresh", nil)
-	defer func() {
-		cutADS()
-		cutOD()
-		<-ads.Done()
-		<-od.Done()
-	}()
-	must(w.t, ads.Subscribe(resourcev3.ClusterType))
-	must(w.t, ads.Subscribe(resourcev3.RouteType, resource.RoutesName))
+	ads, od, cut := w.look(p.cache, "fresh")
+	defer cut()
 	var names []string
 	for _, v := range p.publisher.Services() {
 		for _, c := range v.Clusters {
