@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"iter"
 	"math"
 	"time"
 )
@@ -203,13 +204,8 @@ func (st *Stream) removingLocked(name string) bool {
 // What Envoy has is made that of the on-demand stream.
 func (st *Stream) keepOnDemandLocked(v *view) bool {
 	keep := false
-	for _, od := range st.partnersLocked() {
-		sub := od.subs[OnDemandCluster]
-		if sub == nil || !od.pairsLocked(st) {
-			continue
-		}
-		c := sub.views[v.e.key.Name]
-		if c == nil || !c.named || c.e.wire == nil {
+	for c := range st.onDemandLocked(v.e.key.Name) {
+		if c.e.wire == nil {
 			continue
 		}
 		keep = true
@@ -224,27 +220,34 @@ func (st *Stream) keepOnDemandLocked(v *view) bool {
 // lostOnDemandLocked is told that a name's removal is sent, which takes what this Envoy has
 // of it on demand, too: that is sent again, though it may be what the Envoy had.
 func (st *Stream) lostOnDemandLocked(name string) {
-	for _, od := range st.partnersLocked() {
-		sub := od.subs[OnDemandCluster]
-		if sub == nil || !od.pairsLocked(st) {
-			continue
-		}
-		if v := sub.views[name]; v != nil && v.named {
-			v.force()
-			v.markDirty()
-		}
+	for v := range st.onDemandLocked(name) {
+		v.force()
+		v.markDirty()
 	}
 }
 
 // onDemandUnsaidLocked reports whether nobody has said yet what a name is that this Envoy
 // has asked for on demand: if it is given so, its removal must not be sent.
 func (st *Stream) onDemandUnsaidLocked(name string) bool {
-	for _, od := range st.partnersLocked() {
-		if sub := od.subs[OnDemandCluster]; sub != nil && od.pairsLocked(st) {
-			if v := sub.views[name]; v != nil && v.named && v.e.want() == versionUnknown {
-				return true
-			}
+	for v := range st.onDemandLocked(name) {
+		if v.e.want() == versionUnknown {
+			return true
 		}
 	}
 	return false
+}
+
+// onDemandLocked goes over the views of a name that this Envoy has asked for on demand.
+func (st *Stream) onDemandLocked(name string) iter.Seq[*view] {
+	return func(yield func(*view) bool) {
+		for _, od := range st.partnersLocked() {
+			sub := od.subs[OnDemandCluster]
+			if sub == nil || !od.pairsLocked(st) {
+				continue
+			}
+			if v := sub.views[name]; v != nil && v.named && !yield(v) {
+				return
+			}
+		}
+	}
 }
