@@ -191,10 +191,8 @@ func (w *world) rest() {
 	w.mu.Lock()
 	w.unsigned = false
 	w.mu.Unlock()
+	w.setMoody(false)
 	w.setDisk(true)
-	for _, e := range w.envoys {
-		e.moody = false
-	}
 	for range 12 {
 		w.calm(3 * time.Second)
 		for _, c := range w.list(func(c *container) bool { return !c.lives && !c.gone && c.busy == 0 }) {
@@ -209,9 +207,7 @@ func (w *world) rest() {
 		w.fail("%d CNI calls have not returned at rest", len(w.calls))
 	}
 	w.verifyRest()
-	for _, e := range w.envoys {
-		e.moody = true
-	}
+	w.setMoody(true)
 	w.mu.Lock()
 	w.portless = map[model.ServiceKey]map[uint16]bool{}
 	for _, v := range w.reg.publisher.Services() {
@@ -219,6 +215,14 @@ func (w *world) rest() {
 	}
 	w.mu.Unlock()
 	w.settle()
+}
+
+func (w *world) setMoody(moody bool) {
+	for _, e := range w.envoys {
+		e.mu.Lock()
+		e.moody = moody
+		e.mu.Unlock()
+	}
 }
 
 // calm lets time pass while everybody does what is asked.

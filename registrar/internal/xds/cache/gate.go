@@ -75,7 +75,17 @@ func (g *gate) closed(v *view, want string) bool {
 		return v.e.seq >= min(g.clusters, g.listeners)
 	case OnDemandCluster:
 		return g.sub.st.removingLocked(v.e.key.Name)
-	case Secret, numKinds:
+	case Secret:
+		// A listener that is to stay after all keeps what it refers to: Envoy asks once.
+		if !removal || v.sent == versionUnknown {
+			return false
+		}
+		g.look()
+		if v.inherited {
+			return g.listeners != never
+		}
+		return v.e.seq >= g.listeners
+	case numKinds:
 	}
 	return false
 }

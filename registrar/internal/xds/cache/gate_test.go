@@ -104,6 +104,19 @@ func TestRemovalsInReverse(t *testing.T) {
 	})
 }
 
+// A secret's removal waits until the listeners that named it are gone, and not for later ones.
+func TestSecretRemovalWaitsForListeners(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c := m.settled()
+		n := len(c.Order())
+		m.remove(key(cache.Listener, "old"), key(cache.Secret, "s"))
+		n = m.got(c, n, "listener -old")
+		m.set(cache.Listener, "l", "2")
+		m.release(c, cache.Listener)
+		m.got(c, n, "secret -s", "listener +l")
+	})
+}
+
 // A cluster's removal waits for what was changed before it as well: an earlier
 // batch took it out of a listener.
 func TestRemovalWaitsForEarlierChange(t *testing.T) {

@@ -18,7 +18,7 @@ const (
 	// name. One that does not exist is answered with an empty assignment, because
 	// Envoy ignores the removal (XDS-D5).
 	Endpoints
-	// Secret is a TLS secret on the ADS stream. Secrets are never held by a gate.
+	// Secret is a TLS secret on the ADS stream.
 	Secret
 	// Listener is a listener that every Envoy holds: LDS on the ADS stream. The
 	// cache's set is the whole truth.

@@ -54,7 +54,7 @@ func TestResume(t *testing.T) {
 				c, _ := m.open(options{node: "n1", service: serviceOf(test.kind)})
 				m.must(c.Resume(test.kind.TypeURL(), m.had(test.subscribed, "same", "1", "changed", "1", "gone", "1")))
 				m.remove(key(test.kind, "gone")) // the consumer's answer to the demand
-				if test.kind == cache.WildcardCluster {
+				if test.kind == cache.WildcardCluster || test.kind == cache.Secret {
 					m.must(c.Subscribe(resource.ListenerType)) // what removals wait for
 				}
 				if test.kind == cache.Endpoints { // what assignments wait for
@@ -112,6 +112,24 @@ func TestHold(t *testing.T) {
 		m.Release()
 		synctest.Wait()
 		m.got(ads, n, "listener +l")
+	})
+}
+
+// A listener that is gone while an Envoy comes back, and is there again before the Envoy
+// was told, keeps its secret: what Envoy only holds for a listener it asks for once.
+func TestResumeKeepsSecretOfListener(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c := m.ads()
+		m.must(c.Resume(resource.SecretType, m.had([]string{"s"}, "s", "1")))
+		m.remove(key(cache.Secret, "s")) // the consumer's answer to the demand
+		m.got(c, 0)
+		m.set(cache.Listener, "l", "1")
+		m.set(cache.Secret, "s", "1")
+		m.must(c.Resume(resource.ListenerType, m.had([]string{"*"}, "l", "1")))
+		m.got(c, 0, "listener")
+
+		m.remove(key(cache.Listener, "l"), key(cache.Secret, "s"))
+		m.got(c, 1, "listener -l", "secret -s")
 	})
 }
 

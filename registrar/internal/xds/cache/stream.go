@@ -306,8 +306,10 @@ func (st *Stream) flushLocked() {
 			sub.sendLocked()
 		}
 	}
-	if clusters := st.subs[WildcardCluster]; clusters != nil && len(clusters.dirty) > 0 {
-		clusters.sendLocked() // removals wait for listeners and routes, which came last
+	for _, kind := range []Kind{WildcardCluster, Secret} {
+		if sub := st.subs[kind]; sub != nil && len(sub.dirty) > 0 {
+			sub.sendLocked() // removals wait for listeners and routes, which came last
+		}
 	}
 	st.armLocked()
 }
