@@ -513,6 +513,42 @@ func (e *envoy) isBehind() bool {
 	return false
 }
 
+// isStuck reports whether it lacks what it gets only when it connects again.
+func (e *envoy) isStuck() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.connected && e.rejected
+}
+
+// outlive notes that the registrar's file may be lost, and with it what was asked for.
+func (e *envoy) outlive(lost bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.outlived = e.outlived || lost
+	if !lost {
+		return
+	}
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	for name := range e.asked {
+		e.w.excused[name] = true // what must not come back, and Envoy gives none up (I2)
+	}
+}
+
+// meshClusters returns the versions of the clusters of services that it has, and its
+// route table.
+func (e *envoy) meshClusters() (map[string]string, routeTable) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	versions := map[string]string{}
+	for name, c := range e.active {
+		if c.eds {
+			versions[name] = c.version
+		}
+	}
+	return versions, e.routes
+}
+
 // mayLackRoutes reports whether its route table may be older than what DNS was told.
 func (e *envoy) mayLackRoutes() bool {
 	silent := e.silent[cache.WildcardCluster] || e.silent[cache.Listener] || e.silent[cache.Route] // routes wait for both

@@ -230,7 +230,7 @@ func (w *world) calm(d time.Duration) {
 	w.t.Helper()
 	w.next()
 	for _, e := range w.envoys {
-		if e.connected && e.rejected {
+		if e.isStuck() {
 			e.disconnect()
 		}
 		if !e.connected {
@@ -309,8 +309,8 @@ func (w *world) verifyUses() {
 	for _, c := range w.list(func(c *container) bool { return c.attached && !c.gone && c.lives }) {
 		want[model.Identity{TrustDomain: domain, Namespace: c.service.Namespace, Account: c.service.Name}]++
 	}
-	w.reg.outside.mu.Lock()
-	defer w.reg.outside.mu.Unlock()
+	w.reg.outside.identities.Lock()
+	defer w.reg.outside.identities.Unlock()
 	if !maps.Equal(want, w.reg.outside.uses) {
 		w.fail("identities are used %v, want %v", w.reg.outside.uses, want)
 	}
@@ -435,18 +435,9 @@ func (w *world) verifyOrder() {
 	again.cache.Release()
 	e := w.envoys[0]
 	asked := w.reg.cache.Demanded(cache.OnDemandCluster) // all, as their number matters (I9)
-	for name, c := range e.active {
-		if c.eds && !slices.Contains(asked, name) {
-			asked = append(asked, name)
-		}
-	}
-	slices.Sort(asked)
-	var held []string
-	for _, name := range asked {
-		if c := e.active[name]; c != nil && c.eds {
-			held = append(held, name)
-		}
-	}
+	clusters, _ := e.meshClusters()
+	held := slices.Sorted(maps.Keys(clusters))
+	asked = slices.Compact(slices.Sorted(slices.Values(slices.Concat(asked, held))))
 	ads, od, cut := w.look(again.cache, "again")
 	defer cut()
 	if len(asked) > 0 {
@@ -478,16 +469,17 @@ func (w *world) verifyOrder() {
 		held = slices.DeleteFunc(held, func(name string) bool { _, ok := answered[name]; return !ok })
 	}
 	// Time went on meanwhile, and with it names that were kept for a while.
-	held = slices.DeleteFunc(held, func(name string) bool { return e.active[name] == nil || !e.active[name].eds })
-	w.same("bytes of a registrar that was told in another order", versions(func(name string) string { return e.active[name].version },
+	clusters, table := e.meshClusters()
+	held = slices.DeleteFunc(held, func(name string) bool { return clusters[name] == "" })
+	w.same("bytes of a registrar that was told in another order", versions(func(name string) string { return clusters[name] },
 		look(e.streams[cache.ADS], resourcev3.EndpointType).resources),
 		versions(func(name string) string { return answered[name].Version }, look(ads, resourcev3.EndpointType).resources))
-	table := look(ads, resourcev3.RouteType).resources[resource.RoutesName]
-	routes, err := w.routesOf(&discoveryv3.Resource{Version: table.Version, Resource: table.Body})
+	given := look(ads, resourcev3.RouteType).resources[resource.RoutesName]
+	routes, err := w.routesOf(&discoveryv3.Resource{Version: given.Version, Resource: given.Body})
 	must(w.t, err)
 	// How many unknown names Envoys asked for is not in the records (I9).
-	if e.routes.domains != nil && (routes.capped == e.routes.capped && routes.version != e.routes.version || !maps.Equal(routes.domains, e.routes.domains)) {
-		w.fail("routes of a registrar that was told in another order: %v, want %v (I5)", routes, e.routes)
+	if table.domains != nil && (routes.capped == table.capped && routes.version != table.version || !maps.Equal(routes.domains, table.domains)) {
+		w.fail("routes of a registrar that was told in another order: %v, want %v (I5)", routes, table)
 	}
 }
 

@@ -787,15 +787,10 @@ func (w *world) rare() {
 	if lost {
 		left = ""
 	}
-	w.mu.Lock()
 	for _, e := range w.envoys {
-		// What was asked for of a registrar that forgot it, or while none was there: with
-		// the file go the names that must not come back, and Envoy gives none up (I2).
-		for name := range e.asked {
-			w.excused[name] = w.excused[name] || lost
-		}
-		e.outlived = e.outlived || lost
+		e.outlive(lost)
 	}
+	w.mu.Lock()
 	for _, c := range w.containers {
 		c.proven = true
 	}
@@ -841,9 +836,9 @@ func (w *world) request(e *envoy) {
 		name = fmt.Sprintf("ghost%d.%s:%d", w.r.IntN(40), domain, 1+w.r.IntN(100))
 	}
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	cluster, ok := e.route(name)
 	_, routed := e.routes.domains[name]
-	e.mu.Unlock()
 	if w.r.IntN(8) == 0 {
 		told := w.dns.get()
 		for _, host := range slices.Sorted(maps.Keys(told)) {
@@ -859,9 +854,7 @@ func (w *world) request(e *envoy) {
 	host, _, _ := strings.Cut(cluster, ":")
 	_, resolves := w.dns.get()[host]
 	// A name is told to DNS once every Envoy routes it that is there and answers in time.
-	e.mu.Lock()
 	late := e.mayLackRoutes()
-	e.mu.Unlock()
 	// What does not resolve is of no service now, whatever an old route table says.
 	if e.outlived || !resolves || !routed && late {
 		w.mu.Lock()
