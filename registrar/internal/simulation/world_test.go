@@ -24,6 +24,7 @@ import (
 	"github.com/portolan-mesh/portolan/api/port"
 	"github.com/portolan-mesh/portolan/registrar/internal/attach"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/projection"
 	"github.com/portolan-mesh/portolan/registrar/internal/publisher"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
@@ -828,6 +829,14 @@ func authorities() []string {
 	return out
 }
 
+// leaves reports whether a service that a name may be of is being forgotten.
+func (w *world) leaves(host string) bool {
+	name, _, _ := strings.Cut(host, ".")
+	return w.reg != nil && slices.ContainsFunc(w.reg.publisher.Services(), func(v projection.View) bool {
+		return v.Step == projection.Leaving && v.Service.Name == name
+	})
+}
+
 // request is a client's: Envoy asks for the cluster that it leads to, once.
 func (w *world) request(e *envoy) {
 	names := authorities()
@@ -855,8 +864,9 @@ func (w *world) request(e *envoy) {
 	_, resolves := w.dns.get()[host]
 	// A name is told to DNS once every Envoy routes it that is there and answers in time.
 	late := e.mayLackRoutes()
-	// What does not resolve is of no service now, whatever an old route table says.
-	if e.outlived || !resolves || !routed && late {
+	// What does not resolve is of no service now, whatever an old route table says; nor is
+	// what resolves until the disk works again.
+	if e.outlived || !resolves || !routed && late || w.leaves(host) {
 		w.mu.Lock()
 		w.excused[cluster] = true
 		w.mu.Unlock()
