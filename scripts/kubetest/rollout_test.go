@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,13 +18,14 @@ const (
 	registrars = "app.kubernetes.io/name=portolan-registrar"
 	// perNode is the load of each client, 200 requests a second together.
 	perNode = 100
-	// absence is how long the registrars are away.
-	absence = 60 * time.Second
 	// away takes every registrar off its node. Deleting the DaemonSet would be an
 	// uninstall.
 	away = `{"spec":{"template":{"spec":{"nodeSelector":{"kubetest.test/nowhere":"true"}}}}}`
 	back = `{"spec":{"template":{"spec":{"nodeSelector":null}}}}`
 )
+
+// absence is how long the registrars are away; five minutes by hand.
+var absence = flag.Duration("kubetest.absence", time.Minute, "how long TestRegistrarAway keeps the registrars away")
 
 // serverPod is a pod of an account of its own, service and pod in one name.
 func serverPod(name, ports string) string {
@@ -188,8 +190,8 @@ func TestRegistrarAway(t *testing.T) {
 		c.mustAnswer(t, &callers[i], "payments", namespace)
 	}
 	c.kubectl(t, "-n", namespace, "delete", "--wait", "--timeout=60s", "pod", "leaver")
-	eventually(t, absence+patience, func() string {
-		if since := time.Since(begin); since < absence {
+	eventually(t, *absence+patience, func() string {
+		if since := time.Since(begin); since < *absence {
 			return fmt.Sprintf("away for %v only", since)
 		}
 		return ""
