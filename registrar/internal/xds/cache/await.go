@@ -1,6 +1,9 @@
 package cache
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Result is the outcome of an Await.
 type Result struct {
@@ -73,6 +76,7 @@ func (c *Cache) await(keys []Key, subscribed bool, fn func(Result)) (cancel func
 
 // waiter is one Await.
 type waiter struct {
+	id         uint64 // grows with every Await
 	fn         func(Result)
 	subscribed bool
 	targets    []target
@@ -90,6 +94,7 @@ type target struct {
 type waits struct {
 	byKey map[Key][]*waiter
 	all   map[*waiter]struct{}
+	last  uint64 // the id of the newest
 	// queue are waiters to be looked at before the critical section ends.
 	queue []*waiter
 }
@@ -99,6 +104,8 @@ func newWaits() waits {
 }
 
 func (w *waits) add(x *waiter) {
+	w.last++
+	x.id = w.last
 	w.all[x] = struct{}{}
 	for i := range x.targets {
 		w.byKey[x.targets[i].key] = append(w.byKey[x.targets[i].key], x)
@@ -142,8 +149,9 @@ func (w *waits) push(x *waiter) {
 }
 
 // resolveLocked looks at the waiters that something happened to and hands over
-// those that are done.
+// those that are done, in the order in which they began to wait.
 func (c *Cache) resolveLocked() {
+	slices.SortFunc(c.waits.queue, func(a, b *waiter) int { return cmp.Compare(a.id, b.id) })
 	for _, w := range c.waits.queue {
 		w.queued = false
 		if w.done {

@@ -1,6 +1,7 @@
 package cache_test
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,6 +36,28 @@ func TestAwait(t *testing.T) {
 		m.release(ads, cache.Endpoints)
 		m.is(both, "acknowledged")
 		m.is(m.await(key(cache.Endpoints, "a")), "pending")
+	})
+}
+
+// Those whom one event settles are called in the order in which they began to wait.
+func TestAwaitOrder(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c, closeNow := m.open(options{node: "n1"})
+		m.must(c.Subscribe(resource.ClusterType))
+		m.got(c, 0, "cluster")
+		c.SetJudge(withholdAll)
+		var want, got []string
+		for i := range 20 {
+			name := fmt.Sprintf("%02d", (i*7)%20)
+			m.set(cache.WildcardCluster, name, "1")
+			want = append(want, name)
+			m.Await([]cache.Key{key(cache.WildcardCluster, name)}, func(cache.Result) { got = append(got, name) })
+		}
+		closeNow()
+		synctest.Wait()
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("called (-want +got):\n%s", d)
+		}
 	})
 }
 
