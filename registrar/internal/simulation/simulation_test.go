@@ -3,6 +3,7 @@ package simulation
 import (
 	"flag"
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 )
@@ -20,6 +21,9 @@ func run(t *testing.T, seed uint64, steps int) {
 		w := newWorld(t, seed)
 		for i := range steps {
 			w.act()
+			if *simulationInside && i%50 == 0 {
+				runtime.GC() // which nobody else does there
+			}
 			if i%250 == 249 {
 				w.rest()
 			}
@@ -66,9 +70,9 @@ func regressions() []regression {
 // the one before has come to rest. It does not decide the order in which goroutines take
 // their turn within a step, nor what Go itself draws (maps, select, the scheduler of the
 // race detector). So changes of one step reach an Envoy in one response or in several; its
-// whims are drawn for each response, and what is done later depends on what it has. Two
-// runs of a seed are therefore alike, and not always equal: one that failed may need
-// -count, or GOMAXPROCS=1, to fail again. What it did is in its log.
+// whims are drawn for each response, and what is done later depends on what it has: two
+// runs of a seed are alike, and not always equal. With -simulation.repeatable they are
+// (doc.go).
 //
 // At every step, for what each Envoy has: no endpoint that does not serve the port, no
 // request to another port or service (I1), no listener without its clusters (I6), no
@@ -82,6 +86,12 @@ func regressions() []regression {
 // Then it is the pod's guard, or the identity that the cluster pins, that refuses
 // (resource.TestWireStaleEndpoint tests that on real Envoys).
 func TestSimulation(t *testing.T) {
+	if *simulationRepeatable {
+		out, err := runInside(t, repeatable(t), flag.Lookup("test.run").Value.String(), settings()...)
+		t.Logf("%s", out)
+		must(t, err)
+		return
+	}
 	for _, c := range regressions() {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -3,6 +3,7 @@ package simulation
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -121,6 +122,7 @@ type world struct {
 	disk       chan struct{} // closed: the disk works
 	hung       int           // the step in which it began to hang, 0 if it does not
 	trace      []string
+	whole      io.Writer // gets every line of the trace
 	faults     []string
 	// served says in which step a place last served.
 	served map[place]int
@@ -175,6 +177,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 		portless: map[model.ServiceKey]map[uint16]bool{}, excused: map[string]bool{}, vips: map[string]model.ServiceKey{},
 	}
 	close(w.disk)
+	w.whole = wholeTrace(t, seed)
 	must(t, os.MkdirAll(filepath.Join(w.dir, "run", "netns"), 0o700))
 	must(t, os.MkdirAll(filepath.Join(w.dir, "run", "spool"), 0o700))
 	w.start("")
@@ -347,7 +350,9 @@ func (w *world) read(key model.AttachmentKey) attach.PortState {
 func (w *world) log(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.trace = append(w.trace, fmt.Sprintf("%d (%s): ", w.step, time.Since(w.began).Round(time.Millisecond))+fmt.Sprintf(format, args...))
+	line := fmt.Sprintf("%d (%s): ", w.step, time.Since(w.began).Round(time.Millisecond)) + fmt.Sprintf(format, args...)
+	w.trace = append(w.trace, line)
+	_, _ = fmt.Fprintln(w.whole, line)
 	if len(w.trace) > 4000 {
 		w.trace = slices.Clone(w.trace[2000:])
 	}
