@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientgo "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
@@ -18,13 +15,12 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/cri"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/podsource"
+	"github.com/portolan-mesh/portolan/registrar/internal/topology"
 )
 
 const (
 	defaultNamespace = "portolan-system"
 	defaultCRISocket = "/run/containerd/containerd.sock"
-	// topologyTimeout bounds the one look at the node's labels at a start.
-	topologyTimeout = 2 * time.Second
 )
 
 // clusterConfig is where the parts of a cluster are.
@@ -56,7 +52,8 @@ type cluster struct {
 	client    clientgo.Interface
 	source    *podsource.Source
 	reporter  *podsource.Reporter
-	sandboxes *cri.Runtime // nil: not asked
+	sandboxes *cri.Runtime   // nil: not asked
+	place     *topology.Node // nil: flags say it
 }
 
 // makeCluster makes what asks the API server about this node's pods.
@@ -117,19 +114,31 @@ func (c *cluster) join(cfg *attach.Config, bypass []string) {
 	}
 }
 
-// topology returns the node's region and zone, by flag or, in a cluster, by the
-// labels of its Node (contract 3). Without an answer they are empty for this run.
-func (d *daemon) topology(ctx context.Context) model.Locality {
-	l := model.Locality{Region: d.cfg.Mesh.Region, Zone: d.cfg.Mesh.Zone}
-	if d.cluster == nil || l != (model.Locality{}) {
-		return l
+// locate finds the node's region and zone, by flag or, in a cluster, by the labels of
+// its Node (contract 3).
+func (d *daemon) locate(ctx context.Context) error {
+	d.locality = model.Locality{Region: d.cfg.Mesh.Region, Zone: d.cfg.Mesh.Zone}
+	if d.cluster == nil || d.locality != (model.Locality{}) {
+		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, topologyTimeout)
-	defer cancel()
-	node, err := d.cluster.client.CoreV1().Nodes().Get(ctx, d.cfg.Mesh.Node, metav1.GetOptions{})
+	node, err := topology.Open(topology.Config{
+		Client: d.cluster.client.CoreV1().Nodes(), Node: d.cfg.Mesh.Node, DB: d.db, Log: d.component("topology"),
+	})
 	if err != nil {
-		d.log.Warn("the node's region and zone are not known; endpoints carry none", "node", d.cfg.Mesh.Node, "error", err)
-		return l
+		return err
 	}
-	return model.Locality{Region: node.Labels[corev1.LabelTopologyRegion], Zone: node.Labels[corev1.LabelTopologyZone]}
+	d.cluster.place, d.locality = node, node.Locality(ctx)
+	return nil
+}
+
+// followPlace tells the parts of a region and zone that were not known at the start, or
+// have changed since; nothing where flags say them.
+func (d *daemon) followPlace(ctx context.Context) error {
+	if d.cluster.place == nil {
+		return nil
+	}
+	return d.cluster.place.Run(ctx, func(ctx context.Context, l model.Locality) {
+		d.publisher.SetSelf(l)
+		d.pods.SetLocality(ctx, l)
+	})
 }

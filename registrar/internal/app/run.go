@@ -84,8 +84,8 @@ type daemon struct {
 	db         *bolt.DB
 	recovery   state.Recovery
 	backend    backend
-	cluster    *cluster // nil: a machine of its own
-	locality   model.Locality
+	cluster    *cluster       // nil: a machine of its own
+	locality   model.Locality // at the start
 	cache      *cache.Cache
 	xds        *server.Server
 	publisher  *publisher.Publisher
@@ -112,10 +112,7 @@ func newDaemon(ctx context.Context, cfg runConfig, vips []netip.Prefix, log *slo
 		d.close()
 		return nil, err
 	}
-	locate := func() error {
-		d.locality = d.topology(ctx)
-		return nil
-	}
+	locate := func() error { return d.locate(ctx) }
 	for _, step := range []func() error{d.openState, d.makeXDS, d.makeCluster, locate, d.makeIdentities, d.makePublisher, d.makePods, d.makeInstaller, d.registerGauges} {
 		if err := step(); err != nil {
 			d.close()
@@ -281,6 +278,7 @@ func (d *daemon) run(ctx context.Context) error {
 	g.Go(func() error { return d.watchRegistry(ctx) })
 	if d.cluster != nil {
 		g.Go(func() error { return d.cluster.source.Run(ctx, d.pods.Observe) })
+		g.Go(func() error { return d.followPlace(ctx) })
 	}
 	g.Go(func() error { return d.servePods(ctx) })
 	d.log.Info("registrar runs", "version", Version, "node", d.cfg.Mesh.Node, "domain", d.cfg.Mesh.Domain, "registry", d.cfg.Registry)

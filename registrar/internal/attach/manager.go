@@ -129,7 +129,8 @@ type Config struct {
 	Log         *slog.Logger
 	Node        string
 	TrustDomain string
-	Locality    model.Locality
+	// Locality is the node's at the start.
+	Locality model.Locality
 	// NetnsDir holds pins and notes; SpoolDir what the plugin could not deliver.
 	NetnsDir, SpoolDir string
 	// DrainWait bounds how long Del waits for callers to let go of the pod and for what
@@ -175,6 +176,8 @@ type Manager struct {
 	// call to another package.
 	mu   sync.Mutex
 	pods map[model.AttachmentKey]*attachment
+	// locality is the node's.
+	locality model.Locality
 	// complaints are the last ones, by the pod's UID, so that each is made once.
 	complaints map[string]string
 	// missed pods run outside the mesh and should be in it.
@@ -218,7 +221,7 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, store: st, log: cfg.Log, pods: map[model.AttachmentKey]*attachment{}, complaints: map[string]string{}}
+	m := &Manager{cfg: cfg, store: st, log: cfg.Log, locality: cfg.Locality, pods: map[model.AttachmentKey]*attachment{}, complaints: map[string]string{}}
 	if err := m.count.register(cfg.Metrics, m); err != nil {
 		return nil, err
 	}

@@ -69,6 +69,28 @@ func (m *Manager) publish(ctx context.Context, key model.AttachmentKey) {
 	}
 }
 
+// SetLocality says where this node is, if that was learned or changed after the start.
+// What is published follows.
+func (m *Manager) SetLocality(ctx context.Context, l model.Locality) {
+	m.mu.Lock()
+	if l == m.locality {
+		m.mu.Unlock()
+		return
+	}
+	m.locality = l
+	var published []model.AttachmentKey
+	for key, a := range m.pods {
+		if a.generation > 0 {
+			published = append(published, key)
+		}
+	}
+	m.mu.Unlock()
+	slices.SortFunc(published, model.AttachmentKey.Compare)
+	for _, key := range published {
+		m.publish(ctx, key)
+	}
+}
+
 // nextGeneration grows over restarts without being stored: it follows the clock,
 // and never goes back within a process.
 func (m *Manager) nextGeneration(last uint64) uint64 {
@@ -115,7 +137,7 @@ func (m *Manager) endpoint(a *attachment) model.Endpoint {
 		Addresses:   slices.Clone(p.Addresses),
 		Default:     p.Default,
 		Weight:      p.Weight,
-		Locality:    m.cfg.Locality,
+		Locality:    m.locality,
 		Metadata:    p.Metadata,
 		PodName:     p.Name,
 		PodUID:      p.UID,

@@ -281,6 +281,51 @@ func TestRestartBeforeTheListenTableIsRead(t *testing.T) {
 	}
 }
 
+// Contract 3: a region and zone that are learned after the start reach every record that
+// there is, once; those that must stand as they are get them with their next change, and a
+// pod that has none gets no record for it.
+func TestLocalityIsLearnedLate(t *testing.T) {
+	w := newWorld()
+	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	m := newManager(t, w, db)
+	o := join(m)
+	o.set(workload(multiPort()))
+	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+	w.listen(key("c1"), listening(8080, 9090))
+	client := workload(map[string]string{"endpoint.aether.io/ports": "none"})
+	client.UID, client.ObjectUID, client.Name = "uid-client", "uid-client", "client-1"
+	o.set(client)
+	req := addRequest("c2", "client-1", "10.1.0.3", map[string]string{"endpoint.aether.io/ports": "none"})
+	req.CniArgs["K8S_POD_UID"] = "uid-client"
+	mustAdd(t, m, req)
+
+	zone := func() string { return w.endpoints()["c1-eth0"].Locality.Zone }
+	before := len(w.events())
+	for range 2 {
+		m.SetLocality(t.Context(), model.Locality{Region: "eu", Zone: "north"})
+	}
+	want := []string{"publish c1-eth0 8080=healthy,9090=healthy"}
+	if d := cmp.Diff(want, w.events()[before:]); d != "" || zone() != "north" {
+		t.Errorf("zone %q; events (-want +got):\n%s", zone(), d)
+	}
+
+	again := newManager(t, w, db)
+	o = join(again)
+	o.unsynced = true
+	if err := again.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again.SetLocality(t.Context(), model.Locality{Region: "eu", Zone: "south"})
+	if zone() != "north" {
+		t.Errorf("zone %q before the orchestrator spoke", zone())
+	}
+	w.listen(key("c1"), listening(8080, 9090))
+	again.Observe(t.Context(), workload(multiPort()))
+	if zone() != "south" {
+		t.Errorf("zone %q after it spoke", zone())
+	}
+}
+
 // Contract 1: a changed annotation changes the ports of a running pod, new ones are
 // published after their proof, old ones leave before their chain.
 func TestChangedPorts(t *testing.T) {

@@ -146,12 +146,7 @@ func (p *Publisher) renewClusters(b *batch, key model.ServiceKey, pc *pendingCha
 		case all:
 			p.give(b, name, g.kind)
 		case changed && !g.tombstone:
-			if c, ok := p.engine.Cluster(name); ok {
-				p.setEndpoints(b, c)
-				break
-			}
-			// A second spelling that the projection has let go of, and Envoy has not.
-			p.give(b, name, g.kind)
+			p.renewEndpoints(b, name, g)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(pc.awakened)) {
@@ -159,6 +154,36 @@ func (p *Publisher) renewClusters(b *batch, key model.ServiceKey, pc *pendingCha
 			p.give(b, name, g.kind)
 		}
 	}
+}
+
+// SetSelf says where this node is, if that was learned or changed after the start: which
+// endpoints are near is in every load assignment.
+func (p *Publisher) SetSelf(l model.Locality) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l == p.self {
+		return
+	}
+	p.self = l
+	b := newBatch()
+	for _, name := range slices.Sorted(maps.Keys(p.given)) {
+		g := p.given[name]
+		if g.tombstone || p.pending[g.service] != nil {
+			continue // the latter come with the change that waits for the disk, all of them
+		}
+		p.renewEndpoints(b, name, g)
+	}
+	p.applyBatch(b)
+}
+
+// renewEndpoints puts into the batch the load assignment of a cluster that the cache holds.
+func (p *Publisher) renewEndpoints(b *batch, name string, g givenCluster) {
+	if c, ok := p.engine.Cluster(name); ok {
+		p.setEndpoints(b, c)
+		return
+	}
+	// A second spelling that the projection has let go of, and Envoy has not.
+	p.give(b, name, g.kind)
 }
 
 // give puts into the batch what a cluster name leads to now: the cluster with its
@@ -271,7 +296,7 @@ func (p *Publisher) serviceCluster(c projection.Cluster) resource.ServiceCluster
 }
 
 func (p *Publisher) setEndpoints(b *batch, c projection.Cluster) {
-	la := resource.LoadAssignment{Name: c.EDSName, Self: p.cfg.Self, Endpoints: make([]resource.Endpoint, 0, len(c.Endpoints))}
+	la := resource.LoadAssignment{Name: c.EDSName, Self: p.self, Endpoints: make([]resource.Endpoint, 0, len(c.Endpoints))}
 	for _, ep := range c.Endpoints {
 		la.Endpoints = append(la.Endpoints, resource.Endpoint{
 			Addr:   netip.AddrPortFrom(ep.Addr, resource.InboundPort),

@@ -27,7 +27,7 @@ type Config struct {
 	VIPRanges   []netip.Prefix
 	// FlatNamespaces are those whose services also have a one-label name.
 	FlatNamespaces []string
-	// Self is this node's locality; load assignments prefer it.
+	// Self is this node's locality at the start; load assignments prefer it.
 	Self model.Locality
 	// XDSSocket is named in messages when no Envoy is connected.
 	XDSSocket string
@@ -46,6 +46,8 @@ type Publisher struct {
 	// mu guards everything below, and the engine.
 	mu     sync.Mutex
 	engine *projection.Engine
+	// self is this node's locality.
+	self model.Locality
 	// synced: the registry told all its records. connected: an Envoy is there.
 	synced, connected bool
 	// changed is closed and replaced whenever synced or connected change, and with
@@ -94,7 +96,7 @@ type withdrawal struct {
 // cache that is still held.
 func New(cfg Config) (*Publisher, error) {
 	p := &Publisher{
-		cfg: cfg, log: cfg.Log, cache: cfg.Cache, engine: cfg.Engine,
+		cfg: cfg, log: cfg.Log, cache: cfg.Cache, engine: cfg.Engine, self: cfg.Self,
 		changed:   make(chan struct{}),
 		pending:   map[model.ServiceKey]*pendingChange{},
 		given:     map[string]givenCluster{},

@@ -359,6 +359,78 @@ func TestEndpointsAlone(t *testing.T) {
 	}
 }
 
+// priorities returns the zones of a load assignment by priority.
+func priorities(st *xdstest.State, name string) []string {
+	r, ok := st.Resources[name]
+	if !ok {
+		return nil
+	}
+	var la endpointv3.ClusterLoadAssignment
+	if err := r.Body.UnmarshalTo(&la); err != nil {
+		return []string{err.Error()}
+	}
+	var out []string
+	for _, l := range la.GetEndpoints() {
+		out = append(out, fmt.Sprintf("%d %s", l.GetPriority(), l.GetLocality().GetZone()))
+	}
+	return out
+}
+
+// A node that learns late where it is, or elsewhere, prefers what is near from then on, in
+// every load assignment that Envoy has: of a cluster, of its endpoints alone, and of a
+// service whose change still waits for the disk. Nothing else changes.
+func TestSelfIsLearnedLate(t *testing.T) {
+	f := start(t)
+	ads, odcds := f.envoy(t, nil)
+	zone := func(service, uid, ip, zone string) {
+		f.nextGen++
+		f.OnRegistry(registry.Event{Kind: registry.Upsert, UID: uid, Generation: f.nextGen, Endpoint: model.Endpoint{
+			UID: uid, Generation: f.nextGen, Service: model.ServiceKey{Namespace: "default", Name: service},
+			Identity:  model.Identity{TrustDomain: domain, Namespace: "default", Account: service},
+			Addresses: []netip.Addr{netip.MustParseAddr(ip)}, Default: 8080, Weight: 1,
+			Locality: model.Locality{Region: "eu", Zone: zone},
+			Ports:    []model.PortStatus{{Port: port.Port{Number: 8080, Protocol: port.HTTP}, Health: model.Healthy}},
+		}})
+	}
+	services := []string{"payments", "orders", "ledger"}
+	for i, s := range services[:2] {
+		zone(s, s+"-n", fmt.Sprintf("10.1.%d.2", i), "north")
+		zone(s, s+"-s", fmt.Sprintf("10.1.%d.3", i), "south")
+	}
+	must(t, odcds.Subscribe(resourcev3.ClusterType, "payments.aether.internal"))
+	for _, s := range services {
+		must(t, ads.Subscribe(resourcev3.EndpointType, s+".aether.internal"))
+	}
+	want := func(what string, services []string, want ...string) {
+		t.Helper()
+		for _, s := range services {
+			name := s + ".aether.internal"
+			waitFor(t, ads, resourcev3.EndpointType, what+" of "+s, func(st *xdstest.State) bool { return slices.Equal(priorities(st, name), want) })
+		}
+	}
+	want("no near or far", services[:2], "0 north", "0 south")
+	waitFor(t, odcds, resourcev3.ClusterType, "the cluster", has("payments.aether.internal"))
+	clusters := odcds.State(resourcev3.ClusterType).Versions()
+
+	disk := make(chan struct{})
+	answer := sync.OnceFunc(func() { close(disk) })
+	t.Cleanup(answer) // before the publisher is waited for
+	f.saved.hang(disk)
+	zone("ledger", "ledger-n", "10.1.2.2", "north")
+	zone("ledger", "ledger-s", "10.1.2.3", "south")
+	f.SetSelf(model.Locality{Region: "eu", Zone: "south"})
+	want("the near ones first", services[:2], "0 south", "1 north")
+	answer()
+	want("the near ones first", services, "0 south", "1 north")
+	f.SetSelf(model.Locality{Region: "eu", Zone: "north"})
+	want("the near ones first", services, "0 north", "1 south")
+	zone("orders", "orders-t", "10.1.1.4", "south")
+	want("what comes later, too", services[1:2], "0 north", "1 south")
+	if d := cmp.Diff(clusters, odcds.State(resourcev3.ClusterType).Versions()); d != "" {
+		t.Errorf("clusters changed with the node's place:\n%s", d)
+	}
+}
+
 // XDS-36, XDS-D5: the last endpoint goes by an empty load assignment, and the
 // service keeps its routes while it is known.
 func TestLastEndpointGoes(t *testing.T) {
