@@ -173,7 +173,7 @@ func (c *runConfig) validate() error {
 // projection says what of it the projection is made with.
 func (c *runConfig) projection(vip4, vip6 netip.Prefix) projection.Config {
 	return projection.Config{
-		Domain: c.Mesh.Domain, FlatNamespaces: c.Mesh.FlatNamespaces, VIP4: vip4, VIP6: vip6,
+		Node: c.Mesh.Node, Domain: c.Mesh.Domain, FlatNamespaces: c.Mesh.FlatNamespaces, VIP4: vip4, VIP6: vip6,
 		UnknownCap: c.Mesh.UnknownCap, Retention: c.Mesh.Retention,
 	}
 }

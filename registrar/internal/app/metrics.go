@@ -13,6 +13,7 @@ func (d *daemon) registerGauges() error {
 		gauge("portolan_registry_failed_writes", "Writes of the registry that failed since the start.", func() float64 { return float64(d.backend.Stats().FailedWrites) }),
 		gauge("portolan_services", "Services that are known.", func() float64 { return float64(d.publisher.Count()) }),
 		gauge("portolan_unknown_names", "Names that lead nowhere and are remembered.", func() float64 { return float64(d.publisher.Asked()) }),
+		gauge("portolan_contested_addresses", "Addresses that pods of several nodes claim; one of them has it.", func() float64 { return float64(d.publisher.Contested()) }),
 		gauge("portolan_ready", "1 while a pod could be added.", func() float64 {
 			if d.missing() == "" {
 				return 1

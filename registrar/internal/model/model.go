@@ -134,8 +134,9 @@ type Endpoint struct {
 	UID string
 	// Generation grows with every change by the record's one writer; the highest wins.
 	Generation uint64
-	// Since is when the pod was added. Of two living records with one address the
-	// later one owns it (XDS-12); the zero time is older than any other.
+	// Since is when the pod was added. Of two living records with one address a pod of
+	// the reader's own node owns it, else the later one (XDS-12); the zero time is older
+	// than any other.
 	Since time.Time
 	// Service is the service the pod belongs to.
 	Service ServiceKey

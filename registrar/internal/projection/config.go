@@ -27,6 +27,8 @@ type Config struct {
 	// VIP4 and VIP6 are the ranges of virtual addresses. A service has the same host
 	// part in both.
 	VIP4, VIP6 netip.Prefix
+	// Node is the name of this node, whose pods' addresses no other node's record takes.
+	Node string
 	// UnknownCap is how many names that are nobody's are remembered (I9).
 	UnknownCap int
 	// Retention is how long a service stays known after its last endpoint.

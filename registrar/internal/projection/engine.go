@@ -57,7 +57,7 @@ func New(cfg Config, saved []Entry, now time.Time) (*Engine, error) {
 		cfg:       cfg,
 		services:  map[model.ServiceKey]*service{},
 		records:   map[string]*record{},
-		addrs:     addressTable{owner: map[netip.Addr]*record{}, shadow: map[netip.Addr][]*record{}},
+		addrs:     addressTable{owner: map[netip.Addr]*record{}, shadow: map[netip.Addr][]*record{}, contested: map[netip.Addr]struct{}{}, changed: map[netip.Addr]struct{}{}},
 		graves:    graveyard{generation: map[string]uint64{}},
 		flats:     map[string]*flatName{},
 		vips:      newVIPPool(cfg.VIP4, cfg.VIP6),
@@ -104,7 +104,7 @@ func (e *Engine) Upsert(ep model.Endpoint, now time.Time) error {
 		r.service.naming++
 		e.records[ep.UID] = r
 		e.link(r)
-	case old.attached && r.profile != nil && old.service == r.service && old.addr == r.addr && old.since == r.since:
+	case old.attached && r.profile != nil && old.service == r.service && old.addr == r.addr && old.since == r.since && old.node == r.node:
 		e.replace(old, r)
 	default:
 		r.service.naming++
@@ -121,6 +121,7 @@ func (e *Engine) newRecord(ep model.Endpoint) *record {
 	r := &record{
 		uid: ep.UID, generation: ep.Generation, service: s, addr: ep.Addresses[0].Unmap(),
 		locality: unique.Make(ep.Locality), weight: ep.Weight, sync: e.sync,
+		node: unique.Make(ep.Node), local: ep.Node == e.cfg.Node,
 	}
 	if !ep.Since.IsZero() {
 		r.since = ep.Since.UnixNano()
@@ -228,6 +229,14 @@ func (e *Engine) Has(uid string) bool {
 	_, ok := e.records[uid]
 	return ok
 }
+
+// TakeContests returns the addresses that pods of several nodes claim, and did not at the
+// last call.
+func (e *Engine) TakeContests() []Contest { return e.addrs.takeContests() }
+
+// Contested returns how many addresses pods of several nodes claimed at the last
+// TakeContests.
+func (e *Engine) Contested() int { return len(e.addrs.contested) }
 
 // BeginSync says that the registry starts to tell all its records again, as after a
 // lost watch. Nothing is dropped until Synced.

@@ -3,6 +3,7 @@ package projection
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 	"unique"
 
@@ -16,14 +17,18 @@ import (
 type record struct {
 	uid        string
 	generation uint64
-	since      int64 // unix nanoseconds; of two records with one address the later owns it
+	since      int64 // unix nanoseconds; see outranks
 	addr       netip.Addr
 	service    *service
 	// profile has the ports and their health; nil for a pure client.
 	profile  *profile
 	metadata map[string]string
 	locality unique.Handle[model.Locality]
-	weight   uint32
+	// node is the pod's, which its registrar alone may write records of.
+	node   unique.Handle[string]
+	weight uint32
+	// local: the pod is of this node.
+	local bool
 	// attached: the record counts for its service. A pure client does not, nor does a
 	// record whose address belongs to a newer one.
 	attached bool
@@ -61,9 +66,21 @@ func validateEndpoint(ep model.Endpoint) error {
 	return nil
 }
 
-// outranks says whether r owns the address that both have: the pod that was added
-// later, whatever order their records came in (XDS-12). The UID breaks ties.
+// outranks says whether r owns the address that both have: a pod of this node, of which
+// this registrar itself knows that it lives; else the pod that was added later, whatever
+// order their records came in (XDS-12). The UID breaks ties.
+//
+// What other nodes say is their word alone, since too: a node that is taken over can
+// claim any address, and nobody but the pod's own node knows better. There the pod keeps
+// its address. An address that is used again is nobody's by then on the node that it was
+// used on: DEL withdraws the record before the address is free. Rejected: whoever came
+// first keeps the address, which depends on the order of events and lets a node claim the
+// addresses of pods that are still to come; the nodes' pod CIDRs, which many networks do
+// not keep to and which needs the right to read every node.
 func (r *record) outranks(o *record) bool {
+	if r.local != o.local {
+		return r.local
+	}
 	if r.since != o.since {
 		return r.since > o.since
 	}
@@ -75,25 +92,93 @@ func (r *record) outranks(o *record) bool {
 type addressTable struct {
 	owner  map[netip.Addr]*record
 	shadow map[netip.Addr][]*record
+	// contested are the addresses that pods of several nodes claimed when somebody asked
+	// last; changed are those to look at when somebody asks again. A claim that is taken
+	// back and made again in between is no news.
+	contested, changed map[netip.Addr]struct{}
+}
+
+// Contest is an address that pods of several nodes claim: one was used again before the
+// former pod's record went, or a node claims what is not its own. Owner has it; Other gets
+// no requests while the owner's record is there.
+type Contest struct {
+	Addr         netip.Addr
+	Owner, Other Claim
+}
+
+// Claim is one who claims an address.
+type Claim struct {
+	UID     string
+	Node    string
+	Service model.ServiceKey
+}
+
+func (r *record) claim() Claim {
+	return Claim{UID: r.uid, Node: r.node.Value(), Service: r.service.key}
+}
+
+// rival is one of another node than the owner's that claims the address; nil if there is
+// none.
+func (t *addressTable) rival(a netip.Addr) *record {
+	for _, r := range t.shadow[a] {
+		if r.node != t.owner[a].node {
+			return r
+		}
+	}
+	return nil
+}
+
+// contest looks whether the address is claimed from several nodes now.
+func (t *addressTable) contest(a netip.Addr) {
+	_, was := t.contested[a]
+	if is := t.rival(a) != nil; is != was {
+		t.changed[a] = struct{}{}
+	}
+}
+
+// takeContests returns the addresses that are contested and were not when it was called
+// before, in their order.
+func (t *addressTable) takeContests() []Contest {
+	var news []Contest
+	for a := range t.changed {
+		r := t.rival(a)
+		_, was := t.contested[a]
+		switch {
+		case r == nil:
+			delete(t.contested, a)
+		case !was:
+			t.contested[a] = struct{}{}
+			news = append(news, Contest{Addr: a, Owner: t.owner[a].claim(), Other: r.claim()})
+		}
+	}
+	clear(t.changed)
+	slices.SortFunc(news, func(a, b Contest) int { return a.Addr.Compare(b.Addr) })
+	return news
 }
 
 // claim gives r its address, if nobody outranks it. lost is the former owner.
 func (t *addressTable) claim(r *record) (owns bool, lost *record) {
 	cur := t.owner[r.addr]
-	if cur != nil && !r.outranks(cur) {
+	if cur == nil {
+		t.owner[r.addr] = r
+		return true, nil
+	}
+	defer t.contest(r.addr)
+	if !r.outranks(cur) {
 		t.shadow[r.addr] = append(t.shadow[r.addr], r)
 		return false, nil
 	}
 	t.owner[r.addr] = r
-	if cur != nil {
-		t.shadow[r.addr] = append(t.shadow[r.addr], cur)
-	}
+	t.shadow[r.addr] = append(t.shadow[r.addr], cur)
 	return true, cur
 }
 
 // release takes r out. next is the record that owns the address now, if r owned it.
 func (t *addressTable) release(r *record) (next *record) {
 	rest := t.shadow[r.addr]
+	if len(rest) > 0 {
+		defer t.contest(r.addr)
+	}
 	if t.owner[r.addr] != r {
 		for i := range rest {
 			if rest[i] == r {

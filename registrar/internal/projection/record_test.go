@@ -55,6 +55,86 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
+// A node can write whatever it likes of its own pods, so its word about an address never
+// takes it from a pod of the reader's node. Everywhere else the later one has it, as when
+// an address is used again, on the same node or on another. All of this in any order of
+// events; and when the owner goes, the other has the address.
+func TestClaimedAddress(t *testing.T) {
+	at := func(uid, node string, since time.Duration) model.Endpoint {
+		p := pod(uid, "default/s", "10.0.0.1", "8080*+")
+		p.Node, p.Since = node, t0.Add(since)
+		return p
+	}
+	const later = 1000 * time.Hour
+	for _, tt := range []struct {
+		name      string
+		pods      []model.Endpoint
+		owner     string
+		contested int
+		then      string // who has it when the owner has gone
+	}{
+		{"a remote node claims a local pod's", []model.Endpoint{at("mine", "here", 0), at("claim", "evil", later)}, "mine", 1, "claim"},
+		{"two of them do", []model.Endpoint{at("mine", "here", 0), at("claim1", "evil", later), at("claim2", "worse", 2*later)}, "mine", 1, "claim2"},
+		{"used again on this node", []model.Endpoint{at("old", "here", 0), at("new", "here", 1)}, "new", 0, "old"},
+		{"used again here, a claim between", []model.Endpoint{at("old", "here", 0), at("claim", "evil", later), at("new", "here", 1)}, "new", 1, "old"},
+		{"used again here after a remote pod", []model.Endpoint{at("old", "there", 0), at("new", "here", 1)}, "new", 1, "old"},
+		{"used again on a remote node", []model.Endpoint{at("old", "there", 0), at("new", "there", 1)}, "new", 0, "old"},
+		{"used again on another remote node", []model.Endpoint{at("old", "there", 0), at("new", "elsewhere", 1)}, "new", 1, "old"},
+		{"no node has a name", []model.Endpoint{at("old", "", 0), at("new", "", 1)}, "new", 0, "old"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := testConfig()
+			cfg.Node = "here"
+			forward := slices.Clone(tt.pods)
+			slices.Reverse(forward)
+			for _, order := range [][]model.Endpoint{tt.pods, forward} {
+				e := newEngine(t, cfg, order...)
+				check(t, "clusters", clusters(view(t, e, "default/s")), []string{"s 8080 http: " + tt.owner})
+				if news := e.TakeContests(); len(news) != tt.contested || e.Contested() != tt.contested || len(e.TakeContests()) != 0 {
+					t.Errorf("%d contested, told of %+v, want %d", e.Contested(), news, tt.contested)
+				}
+				remove(e, tt.owner)
+				check(t, "clusters", clusters(view(t, e, "default/s")), []string{"s 8080 http: " + tt.then})
+				for _, p := range tt.pods {
+					if e.Has(p.UID) {
+						remove(e, p.UID)
+					}
+				}
+				if len(e.TakeContests()) != 0 || e.Contested() != 0 || len(e.addrs.owner) != 0 || len(e.addrs.shadow) != 0 {
+					t.Errorf("%d contested, %d owned, %d shadowed in the end", e.Contested(), len(e.addrs.owner), len(e.addrs.shadow))
+				}
+			}
+		})
+	}
+	// What is told names both; a claim that gets new words is told of once; and a record
+	// that moves to another node is judged anew.
+	cfg := testConfig()
+	cfg.Node = "here"
+	e := newEngine(t, cfg, at("mine", "here", 0))
+	claim := at("claim", "evil", later)
+	for range 3 {
+		claim.Generation++
+		claim.Since = claim.Since.Add(time.Hour)
+		upsert(t, e, claim)
+	}
+	told := e.TakeContests()
+	claim.Since = claim.Since.Add(time.Hour)
+	upsert(t, e, claim)
+	told = append(told, e.TakeContests()...)
+	want := []Contest{{
+		Addr:  netip.MustParseAddr("10.0.0.1"),
+		Owner: Claim{UID: "mine", Node: "here", Service: key("default/s")},
+		Other: Claim{UID: "claim", Node: "evil", Service: key("default/s")},
+	}}
+	if !slices.Equal(told, want) {
+		t.Errorf("told of %+v, want %+v", told, want)
+	}
+	moved := at("mine", "there", 0)
+	moved.Generation = 2
+	upsert(t, e, moved)
+	check(t, "clusters", clusters(view(t, e, "default/s")), []string{"s 8080 http: claim"})
+}
+
 // Generations (contract 4.7, XDS-47): an older record or delete is ignored, a deleted
 // record stays deleted for late updates, a re-created object is a higher generation.
 func TestGenerations(t *testing.T) {

@@ -53,6 +53,11 @@ func (p *Publisher) flush() {
 			p.wake()
 		}
 	}
+	for _, c := range p.engine.TakeContests() {
+		p.log.Warn("pods of several nodes claim one address: either the former one's record is about to go, or a node claims what is not its own; the other gets no requests meanwhile",
+			"address", c.Addr.String(), "owner", c.Owner.UID, "owner_node", c.Owner.Node, "owner_service", c.Owner.Service.String(),
+			"other", c.Other.UID, "other_node", c.Other.Node, "other_service", c.Other.Service.String())
+	}
 	p.apply()
 }
 

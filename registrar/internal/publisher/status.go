@@ -25,6 +25,13 @@ func (p *Publisher) Asked() int {
 	return p.engine.Asked()
 }
 
+// Contested returns how many addresses pods of several nodes claim.
+func (p *Publisher) Contested() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.engine.Contested()
+}
+
 // Count returns how many services are known.
 func (p *Publisher) Count() int {
 	p.mu.Lock()
