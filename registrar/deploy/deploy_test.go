@@ -1,6 +1,11 @@
 package deploy_test
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"os/exec"
@@ -8,12 +13,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	typedv1 "k8s.io/client-go/kubernetes/typed/certificates/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/portolan-mesh/portolan/scripts/apiservertest"
 	"github.com/portolan-mesh/portolan/scripts/programtest"
@@ -67,6 +76,86 @@ func TestApply(t *testing.T) {
 				t.Errorf("the signer's rights are there: %v, want %v", err == nil, tt.signer)
 			}
 		})
+	}
+}
+
+// A registrar asks the mesh's signer alone and takes back what its own node asked; it
+// touches nobody else's request, whoever made it, and nobody else is held up.
+func TestCertificateRequests(t *testing.T) {
+	hyperkube := programtest.Binary(t, "HYPERKUBE", "hyperkube")
+	server := apiservertest.Start(t)
+	apply(t, server, hyperkube, ".")
+	admin := server.Admin()
+	as := func(config *rest.Config) typedv1.CertificateSigningRequestInterface {
+		t.Helper()
+		client, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client.CertificatesV1().CertificateSigningRequests()
+	}
+	registrar1 := as(server.PodAccount(t, namespace, "portolan-registrar", "n1"))
+	registrar2 := as(server.PodAccount(t, namespace, "portolan-registrar", "n2"))
+	unbound := as(server.User(rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + namespace + ":portolan-registrar", Groups: []string{"system:serviceaccounts", "system:authenticated"},
+	}))
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(who typedv1.CertificateSigningRequestInterface, signer string) (string, error) {
+		made, err := who.Create(t.Context(), &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+			Spec: certificatesv1.CertificateSigningRequestSpec{
+				Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: signer,
+				Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth},
+			},
+		}, metav1.CreateOptions{})
+		return made.GetName(), err
+	}
+	const ours, kubelet = "portolan.aether.io/workload", certificatesv1.KubeAPIServerClientSignerName
+	// The API server takes a moment to learn of a policy, and of rights.
+	deadline := time.Now().Add(time.Minute)
+	for {
+		if _, err := ask(registrar1, kubelet); apierrors.IsForbidden(err) && strings.Contains(err.Error(), "asks the signer "+ours+" only") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the policy does not work")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	made := func(who typedv1.CertificateSigningRequestInterface, signer string) string {
+		t.Helper()
+		name, err := ask(who, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	other := as(admin)
+	for _, tt := range []struct {
+		what    string
+		who     typedv1.CertificateSigningRequestInterface
+		request string
+		allowed bool
+	}{
+		{"a registrar its own", registrar1, made(registrar1, ours), true},
+		{"a registrar another node's", registrar1, made(registrar2, ours), false},
+		{"a registrar an administrator's to our signer", registrar1, made(other, ours), false},
+		{"a registrar a kubelet's", registrar1, made(other, kubelet), false},
+		{"a registrar without a node its account's", unbound, made(registrar1, ours), false},
+		{"an administrator a registrar's", other, made(registrar1, ours), true},
+		{"an administrator a kubelet's", other, made(other, kubelet), true},
+	} {
+		err := tt.who.Delete(t.Context(), tt.request, metav1.DeleteOptions{})
+		if tt.allowed && err != nil || !tt.allowed && !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", tt.what, err)
+		}
 	}
 }
 

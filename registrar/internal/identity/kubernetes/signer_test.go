@@ -48,7 +48,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, server: server, admin: clientgo.NewForConfigOrDie(server.Admin())}
 	server.PodAccount(t, namespace, account, "node1") // makes the namespace
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: account}, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"create", "get", "list", "watch", "delete"}},
+		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"create", "list", "watch", "delete"}},
 		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"portolan-roots"}, Verbs: []string{"get"}},
 	}}
 	r.must(r.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}))
