@@ -108,6 +108,9 @@ func (b *Backend) readRecord(key types.NamespacedName, object *v1alpha1.ServiceE
 		err = fmt.Errorf("its trust domain is %s, not this mesh's %s: the registrar of node %s must run with the mesh's settings",
 			ep.Identity.TrustDomain, b.trustDomain, ep.Node)
 	}
+	if err == nil && ep.Generation > maxGeneration {
+		err = fmt.Errorf("its generation %d is none that its registrar on node %s gives, who writes it anew", ep.Generation, ep.Node)
+	}
 	if err != nil {
 		b.leaveOut(key, err.Error())
 		return model.Endpoint{}, false

@@ -22,6 +22,10 @@ const (
 	forgetPutBack = 10 * time.Minute
 )
 
+// maxGeneration is the highest generation that counts. Ours follow the clock, which comes
+// to it in 2116; one beyond it was made up, and would leave no room for a higher one.
+const maxGeneration = 1 << 62
+
 // ownObject is one object of this node. Backend.mu guards it.
 type ownObject struct {
 	// uid of the record.
@@ -38,8 +42,8 @@ type ownObject struct {
 	writing *v1alpha1.ServiceEndpointSpec
 	// deleted is the object that we deleted and whose end the watch has not told yet.
 	deleted types.UID
-	// written is the highest generation that was ever seen in the object; readers
-	// take no change without a higher one.
+	// written is the highest generation that counts and was ever seen in the object;
+	// readers take no change without a higher one.
 	written uint64
 	// refused: the API server takes want for no reason that time would change.
 	refused bool
@@ -108,7 +112,7 @@ func (b *Backend) target(o *ownObject) (*v1alpha1.ServiceEndpoint, bool) {
 	if o.have != nil {
 		same := object.Spec
 		same.Generation = o.have.Spec.Generation
-		if reflect.DeepEqual(same, o.have.Spec) {
+		if reflect.DeepEqual(same, o.have.Spec) && o.have.Spec.Generation <= maxGeneration {
 			return nil, false
 		}
 	}
@@ -140,7 +144,9 @@ func (b *Backend) ownSeen(key types.NamespacedName, object *v1alpha1.ServiceEndp
 	}
 	settled := o.want != nil && o.have != nil && !b.pending(o)
 	o.have, o.deleted = trim(object), ""
-	o.written = max(o.written, uint64(max(object.Spec.Generation, 0)))
+	if g := object.Spec.Generation; g > 0 && g <= maxGeneration {
+		o.written = max(o.written, uint64(g))
+	}
 	switch {
 	case o.want != nil || o.gone:
 		switch {
@@ -181,8 +187,12 @@ func (b *Backend) ownVanished(key types.NamespacedName, version string) {
 	o.have, o.deleted = nil, ""
 	switch {
 	case o.want != nil:
-		if had && !o.refused {
+		switch {
+		case o.refused:
+		case had:
 			b.putBack(key, o)
+		default:
+			b.queue.Add(key) // what was written into an object that was being deleted is lost
 		}
 	case o.gone:
 		b.forget(key)

@@ -43,6 +43,10 @@ func (b *Backend) writeObject(ctx context.Context, key types.NamespacedName) {
 	case o.want != nil:
 		object, differs := b.target(o)
 		generation := o.want.Generation
+		if differs && object.Spec.Generation > maxGeneration {
+			differs, o.refused = false, true
+			b.log.Error("a ServiceEndpoint has the highest generation there is, so nobody would take another: start its pod anew", "object", key.String())
+		}
 		if differs {
 			o.writing = &object.Spec
 		}

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"encoding/json"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -144,6 +145,106 @@ func TestWriteErrors(t *testing.T) {
 			n.settled(t)
 			if n.value(t, "portolan_registry_refused") != 0 {
 				t.Errorf("it still counts as refused")
+			}
+		})
+	}
+}
+
+// A pod comes back while its object is still being deleted, as one with a finalizer is:
+// what is written into it counts for nothing, and is written again once it is gone.
+func TestWriteIntoWhatIsBeingDeleted(t *testing.T) {
+	script := &scripted{answers: []answer{{}}}
+	server := httptest.NewServer(script)
+	defer server.Close()
+	n := newNode(t, "n1", &rest.Config{Host: server.URL})
+	defer func() { must(t, n.Close()) }()
+	n.fresh(t)
+	must(t, n.Publish(t.Context(), endpoint("n1", "a", 1)))
+	n.settled(t)
+	must(t, n.Withdraw(t.Context(), uidOf("a"), 2))
+	await(t, "the deletion is taken", func() bool { return n.writes(t) == 2 })
+	n.settled(t)
+	must(t, n.Publish(t.Context(), endpoint("n1", "a", 3)))
+	await(t, "it is written", func() bool { return n.writes(t) == 3 })
+	if n.value(t, "portolan_registry_refused") != 0 || strings.Contains(n.log.String(), "webhook") {
+		t.Errorf("an object that is being deleted counts as refused:\n%s", n.log)
+	}
+	object, err := objectOf(endpoint("n1", "a", 1), "")
+	must(t, err)
+	object.UID, object.ResourceVersion = "1", "11"
+	n.vanished(key("a"), object)
+	await(t, "it is written again", func() bool { return script.writes() == "PATCH DELETE PATCH PATCH" })
+	n.settled(t)
+}
+
+// A generation that no clock gives does not count: its owner writes over it, also when
+// nothing else is wrong, with one that everybody takes; readers leave it out until then. At
+// the highest that counts the owner says what is wrong.
+func TestGenerationIsMadeUp(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		generation int64
+		weight     int32
+		want       int64 // what is written; 0: nothing
+	}{
+		{"the highest number", math.MaxInt64, 9, 6},
+		{"the highest number alone", math.MaxInt64, 0, 6},
+		{"beyond the last that counts", maxGeneration + 1, 9, 6},
+		{"the last but one that counts", maxGeneration - 1, 9, maxGeneration},
+		{"the last that counts", maxGeneration, 9, 0},
+		{"the last that counts, alone", maxGeneration, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			written := make(chan int64, 9)
+			script := &scripted{answers: []answer{{}, {change: func(o *v1alpha1.ServiceEndpoint) {
+				o.ResourceVersion = "12"
+				written <- o.Spec.Generation
+			}}}}
+			server := httptest.NewServer(script)
+			defer server.Close()
+			owner := newNode(t, "n1", &rest.Config{Host: server.URL})
+			defer func() { must(t, owner.Close()) }()
+			reader := newNode(t, "n2", &rest.Config{Host: server.URL})
+			defer func() { must(t, reader.Close()) }()
+			owner.fresh(t)
+			reader.fresh(t)
+			must(t, owner.Publish(t.Context(), endpoint("n1", "a", 5)))
+			owner.settled(t)
+			see := func(generation int64, weight int32) *v1alpha1.ServiceEndpoint {
+				object, err := objectOf(endpoint("n1", "a", 5), owner.meshName(endpoint("n1", "a", 5).Service))
+				must(t, err)
+				object.UID, object.ResourceVersion, object.Spec.Generation = "1", "11", generation
+				if weight != 0 {
+					object.Spec.Weight = weight
+				}
+				return object
+			}
+			reader.seen(key("a"), see(5, 0))
+			if reader.local.Stats().Records != 1 {
+				t.Fatal("the reader does not have the record")
+			}
+			reader.seen(key("a"), see(tt.generation, tt.weight))
+			if got, want := reader.local.Stats().Records == 1, tt.generation <= maxGeneration; got != want {
+				t.Errorf("the reader takes it: %v, want %v", got, want)
+			}
+			owner.seen(key("a"), see(tt.generation, tt.weight))
+			owner.settled(t)
+			if tt.want == 0 {
+				refused := float64(0)
+				if tt.weight != 0 {
+					refused = 1
+				}
+				if len(written) != 0 || owner.value(t, "portolan_registry_refused") != refused || strings.Contains(owner.log.String(), "start its pod anew") != (refused == 1) {
+					t.Errorf("%d writes; log:\n%s", len(written), owner.log)
+				}
+				return
+			}
+			await(t, "it is written anew", func() bool { return len(written) > 0 })
+			if got := <-written; got != tt.want {
+				t.Errorf("generation %d is written, want %d", got, tt.want)
+			}
+			if reader.seen(key("a"), see(tt.want, 0)); reader.local.Stats().Records != 1 {
+				t.Errorf("the reader does not take generation %d:\n%s", tt.want, reader.log)
 			}
 		})
 	}
