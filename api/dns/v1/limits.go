@@ -39,11 +39,9 @@ const (
 	Port = 15053
 )
 
-// CheckName refuses what is not a host name of two labels or more in lower case
+// checkName refuses what is not a host name of two labels or more in lower case
 // without a trailing dot. One label is refused so that no table can take over
 // names such as "localhost". The error is a *limit.FieldError.
-func CheckName(name string) error { return checkName("name", name) }
-
 func checkName(field, name string) error {
 	if err := limit.Bytes(field, name, MaxName); err != nil {
 		return err
@@ -95,11 +93,9 @@ func checkVIP(field, value string, is4 bool) error {
 	return nil
 }
 
-// CheckUpstream refuses what is no address of a resolver, and this process' own
+// checkUpstream refuses what is no address of a resolver, and this process' own
 // port on a loopback address: a query must never be forwarded to its forwarder.
 // The error is a *limit.FieldError.
-func CheckUpstream(upstream string) error { return checkUpstream("upstream", upstream) }
-
 func checkUpstream(field, value string) error {
 	if err := limit.Bytes(field, value, MaxUpstream); err != nil {
 		return err
