@@ -51,6 +51,9 @@ func TestRefusedFlags(t *testing.T) {
 		{"status output", []string{"status", "-o", "yaml"}, []string{"yaml", "text or json"}},
 		{"status without a registrar", []string{"status", "--admin-socket", "/nonexistent/admin.sock"}, []string{"/nonexistent/admin.sock", "registrar run"}},
 		{"dns log level", []string{"dns", "--log-level", "loud"}, []string{"--log-level", "loud"}},
+		{"install path", []string{"install", "--cni-conf-dir", "/nonexistent/net.d", "--cni-bin-dir", "/nonexistent/bin", "--netns-dir", "netns"}, []string{"--netns-dir", "netns", "absolute"}},
+		{"uninstall path", []string{"uninstall", "--cni-conf-dir", "/nonexistent/net.d", "--state-dir", "state"}, []string{"--state-dir", "state", "absolute"}},
+		{"uninstall folder", []string{"uninstall", "--cni-conf-dir", "net.d"}, []string{"--cni-conf-dir", "net.d", "absolute"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -87,16 +87,48 @@ func (c *meshConfig) complete() (vip4, vip6 netip.Prefix, err error) {
 	return vip4, vip6, errors.Join(errs...)
 }
 
+// nodePaths are where the plugin and the registrar of a node meet, and what the
+// registrar keeps there: every command of a node is told the same.
+type nodePaths struct {
+	CNISocket, NetnsDir, SpoolDir, StateDir string
+}
+
+func (p *nodePaths) flags(f *pflag.FlagSet) {
+	p.pluginFlags(f)
+	f.StringVar(&p.StateDir, "state-dir", defaultStateDir, "folder of what survives a restart of 'registrar run'")
+}
+
+// pluginFlags are those of the paths that the plugin is told.
+func (p *nodePaths) pluginFlags(f *pflag.FlagSet) {
+	f.StringVar(&p.CNISocket, "cni-socket", defaultCNISocket, "where the CNI plugin calls 'registrar run'")
+	f.StringVar(&p.NetnsDir, "netns-dir", defaultNetnsDir, "folder of the plugin's network namespace pins")
+	f.StringVar(&p.SpoolDir, "spool-dir", defaultSpoolDir, "folder of what the plugin could not deliver")
+}
+
+func (p *nodePaths) validate() error {
+	return errors.Join(p.validatePlugin(), absolute("state-dir", p.StateDir))
+}
+
+// validatePlugin is validate for the paths that the plugin is told.
+func (p *nodePaths) validatePlugin() error {
+	return errors.Join(absolute("cni-socket", p.CNISocket), absolute("netns-dir", p.NetnsDir), absolute("spool-dir", p.SpoolDir))
+}
+
+// absolute refuses a path that means something else in another working folder.
+func absolute(flag, path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("--%s %q: need an absolute path", flag, path)
+	}
+	return nil
+}
+
 // runConfig is everything `registrar run` can be told.
 type runConfig struct {
+	nodePaths
 	Mesh        meshConfig
-	CNISocket   string
 	XDSSocket   string
 	DNSSocket   string
 	AdminSocket string
-	NetnsDir    string
-	SpoolDir    string
-	StateDir    string
 	HTTPAddress string
 	DNSUpstream []string
 	Registry    string
@@ -111,13 +143,10 @@ type runConfig struct {
 
 func (c *runConfig) flags(f *pflag.FlagSet) {
 	c.Mesh.flags(f)
-	f.StringVar(&c.CNISocket, "cni-socket", defaultCNISocket, "where the CNI plugin calls")
+	c.nodePaths.flags(f)
 	f.StringVar(&c.XDSSocket, "xds-socket", defaultXDSSocket, "where Envoy connects")
 	f.StringVar(&c.DNSSocket, "dns-socket", defaultDNSSocket, "where 'registrar dns' listens")
 	f.StringVar(&c.AdminSocket, "admin-socket", defaultAdminSocket, "where 'registrar status' asks")
-	f.StringVar(&c.NetnsDir, "netns-dir", defaultNetnsDir, "folder of the plugin's network namespace pins")
-	f.StringVar(&c.SpoolDir, "spool-dir", defaultSpoolDir, "folder of what the plugin could not deliver")
-	f.StringVar(&c.StateDir, "state-dir", defaultStateDir, "folder of what survives a restart")
 	f.StringVar(&c.HTTPAddress, "http-address", defaultHTTP, "loopback address of /metrics, /healthz and /readyz")
 	f.StringSliceVar(&c.DNSUpstream, "dns-upstream", nil, "resolvers for names outside the mesh, host or host:port (default: this host's resolv.conf)")
 	f.StringVar(&c.Registry, "registry", backendEmbedded, "where endpoints are kept: embedded (on this machine) or kubernetes (shared by all nodes)")
@@ -138,19 +167,8 @@ func (c *runConfig) validate() error {
 	if c.Registry == backendKubernetes {
 		errs = append(errs, c.Cluster.validate())
 	}
-	for _, p := range []struct{ flag, path string }{
-		{"cni-socket", c.CNISocket},
-		{"xds-socket", c.XDSSocket},
-		{"dns-socket", c.DNSSocket},
-		{"admin-socket", c.AdminSocket},
-		{"netns-dir", c.NetnsDir},
-		{"spool-dir", c.SpoolDir},
-		{"state-dir", c.StateDir},
-	} {
-		if !filepath.IsAbs(p.path) {
-			errs = append(errs, fmt.Errorf("--%s %q: need an absolute path", p.flag, p.path))
-		}
-	}
+	errs = append(errs, c.nodePaths.validate(),
+		absolute("xds-socket", c.XDSSocket), absolute("dns-socket", c.DNSSocket), absolute("admin-socket", c.AdminSocket))
 	if c.Sweep <= 0 {
 		errs = append(errs, fmt.Errorf("--sweep-interval %s: need a time above 0", c.Sweep))
 	}

@@ -70,9 +70,7 @@ func (c *identityConfig) validate(registry string) error {
 			errs = append(errs, errors.New("--identity=cluster needs --registry=kubernetes"))
 		}
 	case identitySPIRE:
-		if !filepath.IsAbs(c.SPIRESocket) {
-			errs = append(errs, fmt.Errorf("--spire-admin-socket %q: need an absolute path", c.SPIRESocket))
-		}
+		errs = append(errs, absolute("spire-admin-socket", c.SPIRESocket))
 		if _, err := spire.ParseSelectors(c.SPIRESelectors); err != nil {
 			errs = append(errs, fmt.Errorf("--spire-selectors: %w", err))
 		}

@@ -42,9 +42,27 @@ const (
 // (contract 7).
 func defaultBypass() []string { return []string{"kube-system", "portolan-system"} }
 
-// installConfig says what is installed where. No folders: nothing.
+// chainDirs are the runtime's folders. None: nothing is installed.
+type chainDirs struct{ ConfDir, BinDir string }
+
+func (d *chainDirs) flags(f *pflag.FlagSet, confDir, binDir string) {
+	none := ""
+	if confDir == "" {
+		none = " (default: nothing is installed)"
+	}
+	f.StringVar(&d.ConfDir, "cni-conf-dir", confDir, "folder of the runtime's network configurations, with the chain that the plugin is in"+none)
+	f.StringVar(&d.BinDir, "cni-bin-dir", binDir, "folder of the runtime's CNI plugins, with the plugin's binary"+none)
+}
+
+func (d *chainDirs) enabled() bool { return d.ConfDir != "" || d.BinDir != "" }
+
+func (d *chainDirs) validate() error {
+	return errors.Join(absolute("cni-conf-dir", d.ConfDir), absolute("cni-bin-dir", d.BinDir))
+}
+
+// installConfig says what is installed where.
 type installConfig struct {
-	ConfDir, BinDir  string
+	chainDirs
 	Source, ConfName string
 	Bypass           []string
 	DaemonSet        string
@@ -60,30 +78,16 @@ func (c *installConfig) flags(f *pflag.FlagSet) {
 
 // chainFlags are those that `registrar install` has as well.
 func (c *installConfig) chainFlags(f *pflag.FlagSet, confDir, binDir string) {
-	f.StringVar(&c.ConfDir, "cni-conf-dir", confDir, "folder of the runtime's network configurations, where the plugin is put into the chain and kept there"+unset(confDir))
-	f.StringVar(&c.BinDir, "cni-bin-dir", binDir, "folder of the runtime's CNI plugins, where the plugin's binary is kept"+unset(binDir))
+	c.chainDirs.flags(f, confDir, binDir)
 	f.StringVar(&c.Source, "cni-bin-source", "", "the plugin's binary to install (default: "+installer.PluginType+" beside this program)")
 	f.StringVar(&c.ConfName, "cni-conf-name", defaultConfName, "name of our own list, for a primary whose configuration cannot be chained in place")
 	f.StringSliceVar(&c.Bypass, "bypass-namespaces", defaultBypass(), "namespaces whose pods never join the mesh and never wait for it")
 }
 
-func unset(dir string) string {
-	if dir == "" {
-		return " (default: nothing is installed)"
-	}
-	return ""
-}
-
-func (c *installConfig) enabled() bool { return c.ConfDir != "" || c.BinDir != "" }
-
 func (c *installConfig) validate() error {
 	var errs []error
 	if c.enabled() {
-		for _, p := range []struct{ flag, path string }{{"cni-conf-dir", c.ConfDir}, {"cni-bin-dir", c.BinDir}} {
-			if !filepath.IsAbs(p.path) {
-				errs = append(errs, fmt.Errorf("--%s %q: need an absolute path, or neither of --cni-conf-dir and --cni-bin-dir", p.flag, p.path))
-			}
-		}
+		errs = append(errs, c.chainDirs.validate())
 	}
 	for _, ns := range c.Bypass {
 		if !authority.ValidLabel(ns) {
@@ -98,7 +102,7 @@ func (c *installConfig) validate() error {
 
 // complete is the installer's configuration. Paths are written into the plugin's
 // entry only where they are not the plugin's own defaults.
-func (c *installConfig) complete(socket, spoolDir, netnsDir string) (installer.Config, error) {
+func (c *installConfig) complete(paths nodePaths) (installer.Config, error) {
 	source := c.Source
 	if source == "" {
 		self, err := os.Executable()
@@ -118,7 +122,7 @@ func (c *installConfig) complete(socket, spoolDir, netnsDir string) (installer.C
 	return installer.Config{
 		ConfDir: c.ConfDir, BinDir: c.BinDir, Source: source, OwnedName: c.ConfName, Poll: installPoll, Now: time.Now,
 		Entry: installer.Entry{
-			Socket: changed(socket, defaultCNISocket), SpoolDir: changed(spoolDir, defaultSpoolDir), NetnsDir: changed(netnsDir, defaultNetnsDir),
+			Socket: changed(paths.CNISocket, defaultCNISocket), SpoolDir: changed(paths.SpoolDir, defaultSpoolDir), NetnsDir: changed(paths.NetnsDir, defaultNetnsDir),
 			BypassNamespaces: bypass,
 		},
 	}, nil
@@ -154,7 +158,7 @@ func (d *daemon) makeInstaller() error {
 	if !c.enabled() {
 		return nil
 	}
-	cfg, err := c.complete(d.cfg.CNISocket, d.cfg.SpoolDir, d.cfg.NetnsDir)
+	cfg, err := c.complete(d.cfg.nodePaths)
 	if err != nil {
 		return err
 	}
@@ -224,8 +228,8 @@ func (d *daemon) missing() string {
 
 func newInstallCommand(s streams) *cobra.Command {
 	var (
-		c                          installConfig
-		socket, spoolDir, netnsDir string
+		c     installConfig
+		paths nodePaths
 	)
 	cmd := &cobra.Command{
 		Use:   "install",
@@ -235,21 +239,19 @@ func newInstallCommand(s streams) *cobra.Command {
 			"Exit status: 0 when the plugin is in the chain, 1 with the reason when it is not.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := c.validate(); err != nil {
+			if err := errors.Join(c.validate(), paths.validatePlugin()); err != nil {
 				return err
 			}
-			cfg, err := c.complete(socket, spoolDir, netnsDir)
+			cfg, err := c.complete(paths)
 			if err != nil {
 				return err
 			}
-			return runInstall(cmd.Context(), cfg, socket, s)
+			return runInstall(cmd.Context(), cfg, paths.CNISocket, s)
 		},
 	}
 	f := cmd.Flags()
 	c.chainFlags(f, defaultConfDir, defaultBinDir)
-	f.StringVar(&socket, "cni-socket", defaultCNISocket, "where `registrar run` listens")
-	f.StringVar(&spoolDir, "spool-dir", defaultSpoolDir, "folder of what the plugin cannot deliver")
-	f.StringVar(&netnsDir, "netns-dir", defaultNetnsDir, "folder of the plugin's network namespace pins")
+	paths.pluginFlags(f)
 	return cmd
 }
 
@@ -275,10 +277,9 @@ func runInstall(ctx context.Context, cfg installer.Config, socket string, s stre
 
 // uninstallConfig says what is taken from where.
 type uninstallConfig struct {
-	ConfDir, BinDir              string
-	Socket                       string
-	NetnsDir, SpoolDir, StateDir string
-	Binary                       bool
+	chainDirs
+	nodePaths
+	Binary bool
 }
 
 func newUninstallCommand(s streams) *cobra.Command {
@@ -297,19 +298,18 @@ func newUninstallCommand(s streams) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return runUninstall(cmd.Context(), c, s) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&c.ConfDir, "cni-conf-dir", defaultConfDir, "folder of the runtime's network configurations")
-	f.StringVar(&c.BinDir, "cni-bin-dir", defaultBinDir, "folder of the runtime's CNI plugins")
-	f.StringVar(&c.Socket, "cni-socket", defaultCNISocket, "where `registrar run` would listen")
-	f.StringVar(&c.NetnsDir, "netns-dir", defaultNetnsDir, "folder of the plugin's network namespace pins")
-	f.StringVar(&c.SpoolDir, "spool-dir", defaultSpoolDir, "folder of what the plugin could not deliver")
-	f.StringVar(&c.StateDir, "state-dir", defaultStateDir, "folder of what survives a restart of `registrar run`")
+	c.chainDirs.flags(f, defaultConfDir, defaultBinDir)
+	c.nodePaths.flags(f)
 	f.BoolVar(&c.Binary, "remove-binary", false, "remove the binary, too: only when no pod is left that was added with it, or it cannot be deleted any more")
 	return cmd
 }
 
 func runUninstall(ctx context.Context, c uninstallConfig, s streams) (err error) {
-	if served(ctx, c.Socket) {
-		return fmt.Errorf("a registrar serves on %s and would put the plugin back: stop it first", c.Socket)
+	if err := errors.Join(c.chainDirs.validate(), c.nodePaths.validate()); err != nil {
+		return err
+	}
+	if served(ctx, c.CNISocket) {
+		return fmt.Errorf("a registrar serves on %s and would put the plugin back: stop it first", c.CNISocket)
 	}
 	log := slog.New(slog.NewTextHandler(s.err, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	// Held until the end, so that no registrar starts meanwhile, or is about to serve.

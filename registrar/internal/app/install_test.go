@@ -119,7 +119,7 @@ func TestInstallerConfiguration(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := tt.install.complete(tt.socket, defaultSpoolDir, defaultNetnsDir)
+			got, err := tt.install.complete(nodePaths{CNISocket: tt.socket, SpoolDir: defaultSpoolDir, NetnsDir: defaultNetnsDir})
 			if err != nil {
 				t.Fatal(err)
 			}
