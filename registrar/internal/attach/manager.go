@@ -196,7 +196,7 @@ type attachment struct {
 	// misses counts the sweeps that found the netns gone.
 	misses int
 	// generation of the last published record, 1 if an earlier process published it; 0
-	// if there is none.
+	// if there is none, or it was withdrawn.
 	generation uint64
 	// state is what the listen table said last; unread says that an earlier process
 	// published the pod and that in this one the table has not been read yet.
@@ -210,8 +210,6 @@ type attachment struct {
 	// unproven are ports that the pod got while it ran and whose chains Envoy has
 	// not acknowledged.
 	unproven []uint16
-	// withdrawn: the pod has ended and its record is gone for that.
-	withdrawn bool
 }
 
 // New returns a Manager with what is stored already loaded, but not yet told to

@@ -49,15 +49,13 @@ func (m *Manager) publish(ctx context.Context, key model.AttachmentKey) {
 		return
 	}
 	if a.ending() == model.Finished {
-		pod, done := a.pod, a.withdrawn
-		a.withdrawn = true
+		pod, published := a.pod, a.generation > 0
 		m.mu.Unlock()
-		if !done {
+		if published {
 			m.withdraw(ctx, pod)
 		}
 		return
 	}
-	a.withdrawn = false
 	a.generation = m.nextGeneration(a.generation)
 	ep := m.endpoint(a)
 	m.mu.Unlock()
