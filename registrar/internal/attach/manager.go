@@ -205,8 +205,6 @@ type attachment struct {
 	// workload is what the orchestrator said last; nil standalone, and until it
 	// spoke in this process.
 	workload *model.Workload
-	// changing: a change of its ports is half done.
-	changing bool
 	// unproven are ports that the pod got while it ran and whose chains Envoy has
 	// not acknowledged.
 	unproven []uint16

@@ -117,7 +117,7 @@ func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey, w mod
 	}
 	m.mu.Lock()
 	a, ok := m.pods[key]
-	change := ok && !a.leaving && (a.changing || a.differs(cfg))
+	change := ok && !a.leaving && a.differs(cfg)
 	m.mu.Unlock()
 	if change {
 		go m.changePorts(ctx, key)
@@ -135,29 +135,34 @@ func samePorts(pod model.Pod, cfg annotation.Config) bool {
 }
 
 // changePorts makes the ports of a running pod those that its annotations say when its
-// turn comes: what goes leaves the load assignments first and its chain after the drain,
-// what comes is published once its chain is acknowledged (contract 4.4).
+// turn comes, and goes on until they say no others.
 func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 	unlock, err := m.keys.lock(ctx, key)
 	if err != nil {
 		return
 	}
 	defer unlock()
+	for m.followPorts(ctx, key) {
+		continue
+	}
+}
+
+// followPorts makes one change of ports and reports whether there was one: what goes
+// leaves the load assignments first and its chain after the drain, what comes is
+// published once its chain is acknowledged (contract 4.4).
+func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool {
 	m.mu.Lock()
 	a, ok := m.pods[key]
 	if !ok || a.leaving || a.workload == nil {
 		m.mu.Unlock()
-		return
+		return false
 	}
 	cfg, err := annotation.Parse(a.workload.Annotations)
-	pod := a.pod
-	a.changing = err == nil && a.differs(cfg)
-	change := a.changing
+	pod, change := a.pod, err == nil && a.differs(cfg)
 	m.mu.Unlock()
 	if !change {
-		return
+		return false
 	}
-	defer m.changed(key)
 	if kept := commonPorts(pod.Ports, cfg.Ports); len(kept) < len(pod.Ports) {
 		m.setPorts(key, kept, cfg.Default, nil)
 		if len(kept) > 0 {
@@ -170,13 +175,13 @@ func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return
+			return false
 		}
 	}
 	added := addedPorts(pod.Ports, cfg.Ports)
 	now, ok := m.setPorts(key, cfg.Ports, cfg.Default, added)
 	if !ok {
-		return
+		return false
 	}
 	if err := m.store.put(now); err != nil {
 		m.log.Error("new ports of a pod are not stored; the next start reads them from its annotations", "attachment", key.String(), "error", err)
@@ -187,15 +192,7 @@ func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 	}
 	m.log.Info("ports of a running pod changed", "attachment", key.String(), "pod", now.Name, "ports", fmt.Sprint(now.Ports))
 	m.provePorts(ctx, now)
-}
-
-// changed ends a change of ports.
-func (m *Manager) changed(key model.AttachmentKey) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if a, ok := m.pods[key]; ok {
-		a.changing = false
-	}
+	return true
 }
 
 // setPorts changes the ports in memory; ok is false when the pod is leaving.
