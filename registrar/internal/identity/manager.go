@@ -133,11 +133,16 @@ func (e *entry) renewAt(now time.Time) time.Time {
 	if e.fresh || e.untrusted || now.Before(e.svid.notBefore) {
 		t = now
 	}
-	// A retryAt beyond every pause was set before the clock was set back.
-	if t.Before(e.retryAt) && e.retryAt.Sub(now) <= lastRetry {
+	if t.Before(e.retryAt) && !reached(e.retryAt, now, lastRetry) {
 		t = e.retryAt
 	}
 	return t
+}
+
+// reached reports whether it is t by now. A t further off than longest, the most that it
+// is ever put off, was set before the clock was set back, and does not count.
+func reached(t, now time.Time, longest time.Duration) bool {
+	return !now.Before(t) || t.Sub(now) > longest
 }
 
 // NewManager returns a Manager that holds nothing yet.

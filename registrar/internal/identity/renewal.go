@@ -44,8 +44,7 @@ func (m *Manager) renewLoop(ctx context.Context) {
 		if m.news.Swap(false) {
 			away = outage{} // the source is there
 		}
-		// Also when the clock was set back: never later than one interval.
-		if m.newRoots.Swap(false) || !now.Before(bundleAt) || bundleAt.Sub(now) > bundleInterval {
+		if m.newRoots.Swap(false) || reached(bundleAt, now, bundleInterval) {
 			bundleAt = now.Add(bundleInterval)
 			if _, err := m.refreshBundle(ctx); err != nil && ctx.Err() == nil {
 				m.cfg.Log.Warn("cannot look at the signer's roots; the known ones stay", "error", err)
@@ -88,14 +87,13 @@ func (m *Manager) sleep(pause, bundleAt time.Time) time.Duration {
 	return d
 }
 
-// dropLingering forgets what has lingered, or would longer than ever allowed, since the
-// clock was set back.
+// dropLingering forgets what has lingered.
 func (m *Manager) dropLingering() {
 	now := m.cfg.Clock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.entries {
-		if e.lingers() && (!now.Before(e.lingersUntil) || e.lingersUntil.Sub(now) > m.cfg.Linger) {
+		if e.lingers() && reached(e.lingersUntil, now, m.cfg.Linger) {
 			m.dropLocked(e)
 		}
 	}
@@ -107,11 +105,8 @@ type outage struct {
 	until time.Time // end of the pause
 }
 
-// over reports whether the signer may be asked. A pause longer than every pause
-// was set before the clock was set back.
-func (o *outage) over(now time.Time) bool {
-	return !now.Before(o.until) || o.until.Sub(now) > lastRetry
-}
+// over reports whether the signer may be asked.
+func (o *outage) over(now time.Time) bool { return reached(o.until, now, lastRetry) }
 
 // note takes the result of one request and reports whether to pause.
 func (o *outage) note(err error, now time.Time) bool {
