@@ -72,8 +72,8 @@ type Manager struct {
 	fetching chan struct{}
 	// wake tells Run that something is due earlier than it knew.
 	wake chan struct{}
-	// news: the pusher said something since Run looked; newRoots: it has other roots.
-	news, newRoots atomic.Bool
+	// newRoots: the pusher has other roots than Run knows.
+	newRoots atomic.Bool
 
 	// storeMu makes "is it still in use" and the store's change one step. It is
 	// taken before mu.
@@ -86,9 +86,7 @@ type Manager struct {
 	bundle  Bundle // no roots until the first fetch
 	// wakeAt is when Run looks again at what is due.
 	wakeAt time.Time
-	// awayUntil: the source did not answer while a stored SVID would do; until then no
-	// other Ensure waits for it in that case.
-	awayUntil time.Time
+	away   outage
 }
 
 // entry is an identity in use, or one that lingers.
@@ -190,8 +188,8 @@ func (m *Manager) noteChange(id model.Identity) {
 	if e, ok := m.entries[id]; ok {
 		e.fresh, e.retryAt = true, time.Time{}
 	}
+	m.away = outage{} // it is there
 	m.mu.Unlock()
-	m.news.Store(true)
 	m.poke()
 }
 
@@ -320,7 +318,7 @@ func (m *Manager) obtain(ctx context.Context, e *entry) (SVID, uint64, error) {
 		return SVID{}, 0, err
 	}
 	stored, ok := m.load(e, bundle)
-	if ok && (e.pushed || m.cfg.Clock().Before(stored.renewAt) || m.seemsAway()) {
+	if ok && (e.pushed || m.cfg.Clock().Before(stored.renewAt) || m.isAway()) {
 		m.metrics.reused.Inc()
 		return stored, m.install(e, stored), nil
 	}
@@ -331,29 +329,19 @@ func (m *Manager) obtain(ctx context.Context, e *entry) (SVID, uint64, error) {
 		defer cancel()
 	}
 	s, err = m.issue(asking, e)
+	if err == nil || ok {
+		m.noteAnswer(err, signTimeout)
+	}
 	switch {
 	case err == nil:
 		m.persist(e, s)
 		return s, m.install(e, s), nil
 	case ok:
-		m.noteAway()
 		m.cfg.Log.Warn("no new certificate; the stored one is used until it expires", "svid", stored, "error", err)
 		m.metrics.reused.Inc()
 		return stored, m.install(e, stored), nil
 	}
 	return SVID{}, 0, err
-}
-
-func (m *Manager) seemsAway() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.cfg.Clock().Before(m.awayUntil)
-}
-
-func (m *Manager) noteAway() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.awayUntil = m.cfg.Clock().Add(signTimeout)
 }
 
 // issue has the source give an SVID.

@@ -29,7 +29,6 @@ const (
 
 // renewLoop renews what is due until ctx ends.
 func (m *Manager) renewLoop(ctx context.Context) {
-	var away outage
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var bundleAt time.Time
@@ -41,9 +40,6 @@ func (m *Manager) renewLoop(ctx context.Context) {
 		case <-m.wake:
 		}
 		now := m.cfg.Clock()
-		if m.news.Swap(false) {
-			away = outage{} // the source is there
-		}
 		if m.newRoots.Swap(false) || reached(bundleAt, now, bundleInterval) {
 			bundleAt = now.Add(bundleInterval)
 			if _, err := m.refreshBundle(ctx); err != nil && ctx.Err() == nil {
@@ -52,15 +48,15 @@ func (m *Manager) renewLoop(ctx context.Context) {
 			}
 		}
 		m.dropLingering()
-		if away.over(now) {
-			m.renewDue(ctx, &away)
+		if !m.isAway() {
+			m.renewDue(ctx)
 		}
-		timer.Reset(m.sleep(away.until, bundleAt))
+		timer.Reset(m.sleep(bundleAt))
 	}
 }
 
 // sleep is the time until something is due, not before the end of a pause.
-func (m *Manager) sleep(pause, bundleAt time.Time) time.Duration {
+func (m *Manager) sleep(bundleAt time.Time) time.Duration {
 	now := m.cfg.Clock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,8 +75,8 @@ func (m *Manager) sleep(pause, bundleAt time.Time) time.Duration {
 			next = t
 		}
 	}
-	if next.Before(pause) {
-		next = pause
+	if next.Before(m.away.until) {
+		next = m.away.until
 	}
 	d := min(max(next.Sub(now), 0), bundleInterval)
 	m.wakeAt = now.Add(d)
@@ -99,26 +95,35 @@ func (m *Manager) dropLingering() {
 	}
 }
 
-// outage is what is known about a signer that does not answer.
+// outage is what is known about a source that does not answer. Until it is looked for
+// again nothing is renewed, and no Ensure waits for it that has a stored SVID.
 type outage struct {
 	inRow int
 	until time.Time // end of the pause
 }
 
-// over reports whether the signer may be asked.
-func (o *outage) over(now time.Time) bool { return reached(o.until, now, lastRetry) }
+// isAway reports whether the source is taken not to answer.
+func (m *Manager) isAway() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !reached(m.away.until, m.cfg.Clock(), lastRetry)
+}
 
-// note takes the result of one request and reports whether to pause.
-func (o *outage) note(err error, now time.Time) bool {
-	if err == nil || errors.Is(err, ErrRefused) {
-		*o = outage{}
-		return false
+// noteAnswer takes what came of asking the source. After a failure it counts as away for
+// pause, after many in a row for longer; who asked before that has no news.
+func (m *Manager) noteAnswer(err error, pause time.Duration) {
+	now := m.cfg.Clock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case err == nil || errors.Is(err, ErrRefused):
+		m.away = outage{}
+	case reached(m.away.until, now, lastRetry):
+		if m.away.inRow++; m.away.inRow >= maxFailuresInRow {
+			pause = max(pause, backOff(m.away.inRow-maxFailuresInRow+1))
+		}
+		m.away.until = now.Add(pause)
 	}
-	if o.inRow++; o.inRow < maxFailuresInRow {
-		return false
-	}
-	o.until = now.Add(backOff(o.inRow - maxFailuresInRow + 1))
-	return true
 }
 
 // backOff is the pause after so many failures in a row.
@@ -128,7 +133,7 @@ func backOff(failures int) time.Duration {
 
 // renewDue renews what is due, the most urgent first, until the signer seems to
 // be away.
-func (m *Manager) renewDue(ctx context.Context, away *outage) {
+func (m *Manager) renewDue(ctx context.Context) {
 	var failed int
 	var last error
 	for _, e := range m.due() {
@@ -139,7 +144,7 @@ func (m *Manager) renewDue(ctx context.Context, away *outage) {
 		if err != nil {
 			failed, last = failed+1, err
 		}
-		if away.note(err, m.cfg.Clock()) {
+		if m.noteAnswer(err, 0); m.isAway() {
 			break
 		}
 	}

@@ -145,6 +145,50 @@ func TestRestartWhileNobodyAnswers(t *testing.T) {
 	})
 }
 
+// A signer that answers is not away, whatever it answers: then the next identity past
+// half-life gets a new certificate at once.
+func TestRestartWhileSignerAnswers(t *testing.T) {
+	first, second := account("first"), account("second")
+	for _, tt := range []struct {
+		name string
+		// ensure asks for a certificate of first while the signer does not give it, and has
+		// the signer answer.
+		ensure func(t *testing.T, r *rig)
+	}{
+		{"refused", func(t *testing.T, r *rig) {
+			t.Helper()
+			r.signer.set(func(f *fakeSigner) { f.refuse[first] = true })
+			r.ensure(t, first)
+		}},
+		{"back", func(t *testing.T, r *rig) {
+			t.Helper()
+			r.signer.set(func(f *fakeSigner) { f.away = true })
+			r.ensure(t, first)
+			r.signer.set(func(f *fakeSigner) { f.away = false })
+			r.ensure(t, account("new"))
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				r := start(t, dir, newSigner(t, dir), nil)
+				r.ensure(t, first)
+				old := r.ensure(t, second)
+				r.stop()
+				time.Sleep(13 * time.Hour)
+				r = start(t, dir, newSigner(t, dir), nil)
+				if err := waitBundle(r); err != nil {
+					t.Fatal(err)
+				}
+				tt.ensure(t, r)
+				if equalSVID(r.ensure(t, second), old) {
+					t.Error("the stored certificate is used, as if the signer were away")
+				}
+			})
+		})
+	}
+}
+
 // waitBundle waits until Run has fetched the bundle.
 func waitBundle(r *rig) error {
 	synctest.Wait()
