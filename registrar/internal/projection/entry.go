@@ -177,12 +177,12 @@ func (e *Engine) loadFlat(s *service, n Entry) error {
 	switch {
 	case n.Flat && claims:
 		return fmt.Errorf("it is %s with the flat name", n.Step)
-	case n.Flat && f.holder == nil:
-		f.holder = s
-	case claims && f.claimant == nil:
+	case f.holder != nil || f.claimant != nil:
+		return fmt.Errorf("its flat name belongs to two services")
+	case claims:
 		f.claimant, f.hot = s, true
 	default:
-		return fmt.Errorf("its flat name belongs to two services")
+		f.holder = s
 	}
 	return nil
 }

@@ -266,6 +266,7 @@ func FuzzSaved(f *testing.F) {
 	for _, once := range []string{"1201181018010000100000000000", "120290000008010001020000", "12010800080100002", "120118100811800010"} { // retired names
 		f.Add([]byte(once))
 	}
+	f.Add([]byte("8811101028!1010002111011082")) // a flat name that one service has and another claims
 	f.Add([]byte("a service in every step, with names that were another's"))
 	f.Add([]byte("\x03\x00\x00\x01\x01\x01\x01\x02\x01\x00\x01\x06\x03\x00\x01\x01\x01\x01\x02\x01\x00\x00\x05"))
 	f.Fuzz(func(t *testing.T, data []byte) {
