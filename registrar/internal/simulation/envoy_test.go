@@ -53,8 +53,13 @@ type holdings struct {
 	active, warming map[string]*simCluster
 	listeners       map[string]listener
 	secrets         map[string]bool
-	routes          routeTable
-	asked           map[string]bool
+	// taken are secrets that listeners go on with, though Envoy was told that they are gone.
+	taken map[string]bool
+	// lacking says since when a listener has been without a secret that it names, and
+	// nothing has kept the registrar from giving it.
+	lacking map[string]time.Time
+	routes  routeTable
+	asked   map[string]bool
 	// ended are load assignments that went with their cluster: Envoy gave them up, even if
 	// a cluster asks for them again at once.
 	ended map[string]bool
@@ -63,7 +68,7 @@ type holdings struct {
 func newHoldings() holdings {
 	return holdings{
 		active: map[string]*simCluster{}, warming: map[string]*simCluster{}, listeners: map[string]listener{},
-		secrets: map[string]bool{}, asked: map[string]bool{}, ended: map[string]bool{},
+		secrets: map[string]bool{}, taken: map[string]bool{}, lacking: map[string]time.Time{}, asked: map[string]bool{}, ended: map[string]bool{},
 	}
 }
 
@@ -251,6 +256,9 @@ func (e *envoy) follow() bool {
 			}
 		}
 		if len(end) > 0 {
+			if typeURL == resourcev3.SecretType {
+				e.forgetSecrets(end)
+			}
 			e.w.try(e.streams[cache.ADS].Unsubscribe(typeURL, end...))
 		}
 		if len(begin) > 0 {
@@ -316,6 +324,12 @@ func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryRes
 		case resourcev3.ListenerType:
 			delete(e.listeners, name)
 		case resourcev3.SecretType:
+			had := e.secrets[name] && !e.taken[name] // else it is told that what it asks for is not there
+			for l := range e.listeners {
+				if had && slices.Contains(e.listeners[l].secrets, name) && e.orderly && !e.isLate() {
+					e.w.fail("%s loses secret %s before listener %s, which names it (XDS-R14)", e.name, name, l)
+				}
+			}
 			e.lose(name)
 		case resourcev3.EndpointType, resourcev3.RouteType:
 			e.w.fail("%s is told that %s %s is removed", e.name, resp.GetTypeUrl(), name)
@@ -360,6 +374,7 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 		e.late[name] = e.silent[cache.WildcardCluster]
 	case resourcev3.SecretType:
 		e.secrets[name] = true
+		delete(e.taken, name)
 	case resourcev3.RouteType:
 		table, err := e.w.routesOf(r)
 		if err != nil {
@@ -374,12 +389,24 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 // it only holds for the clusters is forgotten, and not asked for again.
 func (e *envoy) lose(name string) {
 	if !outboundSecret(name) {
+		e.taken[name] = e.secrets[name]
 		return
 	}
 	delete(e.secrets, name)
 	for id, l := range e.listeners {
 		l.secrets = slices.DeleteFunc(slices.Clone(l.secrets), func(s string) bool { return s == name })
 		e.listeners[id] = l
+	}
+}
+
+// forgetSecrets is the end of the last listener that named them: one that comes later has
+// to wait for what it asks for.
+func (e *envoy) forgetSecrets(names []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, name := range names {
+		delete(e.secrets, name)
+		delete(e.taken, name)
 	}
 }
 
@@ -547,6 +574,12 @@ func (e *envoy) meshClusters() (map[string]string, routeTable) {
 		}
 	}
 	return versions, e.routes
+}
+
+// isLate reports whether it may have listeners that the registrar has taken back: they
+// wait for clusters as well, and nothing waits for longer than catchUp.
+func (e *envoy) isLate() bool {
+	return e.silent[cache.Listener] || e.silent[cache.WildcardCluster] || time.Since(e.spoke) <= catchUp
 }
 
 // mayLackRoutes reports whether its route table may be older than what DNS was told.

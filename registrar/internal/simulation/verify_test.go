@@ -55,6 +55,7 @@ func (w *world) verifyStep() {
 		w.hung = 0
 	default:
 	}
+	answers := w.reg != nil && w.reg.ready && !w.unsigned
 	arrivals := w.arrivals
 	w.arrivals = nil
 	w.mu.Unlock()
@@ -70,6 +71,7 @@ func (w *world) verifyStep() {
 			}
 			w.verifyReferences(e)
 		}
+		w.verifySecrets(e, answers)
 		e.mu.Unlock()
 	}
 	if w.reg != nil && w.reg.publisher.Asked() > unknownCap {
@@ -162,6 +164,28 @@ func (w *world) verifyReferences(e *envoy) {
 			}
 		}
 	}
+}
+
+// verifySecrets holds that a listener gets the secrets that it names: it opens no port, or
+// has no certificate, before. answers: the registrar is there, and so is the signer.
+func (w *world) verifySecrets(e *envoy, answers bool) {
+	lacking := map[string]time.Time{}
+	for name, l := range e.listeners {
+		for _, s := range l.secrets {
+			if e.secrets[s] {
+				continue
+			}
+			since, ok := e.lacking[s]
+			if !ok || !answers || !e.connected || e.rejected || e.silent[cache.Secret] || e.isLate() {
+				since = time.Now()
+			}
+			lacking[s] = since
+			if time.Since(since) > catchUp {
+				w.fail("%s has had listener %s without secret %s for %s (I6)", e.name, name, s, time.Since(since))
+			}
+		}
+	}
+	e.lacking = lacking
 }
 
 // records are what the registry has to have, by the containers.
