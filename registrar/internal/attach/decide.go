@@ -106,13 +106,14 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, facts Facts) (model.Pod
 	if !authority.ValidLabel(namespace) {
 		return model.Pod{}, fmt.Errorf("%s %q is not a DNS label: use lower-case letters, digits and hyphens, at most 63", argNamespace, namespace)
 	}
-	uid, account, fallback := args[argUID], "", args[argName]
+	uid, account, fallback, what := args[argUID], "", args[argName], "name"
 	if w := facts.Workload; w != nil {
-		uid, account, fallback = w.ObjectUID, w.Account, w.Account
+		uid, account, fallback, what = w.ObjectUID, w.Account, w.Account, "ServiceAccount"
 	}
 	service := cmp.Or(cfg.Service, fallback)
 	if !authority.ValidLabel(service) {
-		return model.Pod{}, fmt.Errorf("no service name for the pod: set %s to a DNS label (%q is none)", annotation.KeyService, fallback)
+		return model.Pod{}, fmt.Errorf("the pod's %s %q cannot name its service, as it is not a DNS label: give the pod the annotation %s, with a-z, 0-9 and \"-\" inside, at most 63",
+			what, fallback, annotation.KeyService)
 	}
 	addrs, err := parseAddrs("address", req.GetAddresses())
 	if err != nil {

@@ -370,7 +370,7 @@ func TestAddDecisions(t *testing.T) {
 		{"no service name", func(r *cniv1.AddRequest) {
 			r.CniArgs[argName] = "Bad_Name"
 			delete(r.GetAnnotations(), "endpoint.aether.io/service")
-		}, false, "endpoint.aether.io/service"},
+		}, false, `the pod's name "Bad_Name" cannot name its service, as it is not a DNS label: give the pod the annotation endpoint.aether.io/service, `},
 		{"bad namespace", func(r *cniv1.AddRequest) { r.CniArgs[argNamespace] = "Bad_NS" }, false, "K8S_POD_NAMESPACE"},
 		{"bad address", func(r *cniv1.AddRequest) { r.Addresses = []string{"10.1.2"} }, false, "10.1.2"},
 	}

@@ -166,6 +166,24 @@ func TestDecideInACluster(t *testing.T) {
 	}
 }
 
+// Contract 1: a ServiceAccount with a dot names no service, and the error says what to do; a
+// pod that does it has its account as its identity.
+func TestAccountThatNamesNoService(t *testing.T) {
+	w := workload(map[string]string{annotation.KeyPorts: "8080"})
+	w.Account = "till.v2"
+	req := addRequest("c1", "payments-1", "10.1.0.2", nil)
+	_, err := Decide(req, Facts{TrustDomain: "aether.internal", Workload: &w})
+	want := `the pod's ServiceAccount "till.v2" cannot name its service, as it is not a DNS label: give the pod the annotation endpoint.aether.io/service, `
+	if err == nil || !strings.Contains(err.Error(), want) || KindOf(err) != BadInput {
+		t.Errorf("got %v, want BadInput: %s", err, want)
+	}
+	w.Annotations[annotation.KeyService] = "till"
+	d, err := Decide(req, Facts{TrustDomain: "aether.internal", Workload: &w})
+	if err != nil || d.Pod.Service.Name != "till" || d.Pod.Identity.SPIFFE() != "spiffe://aether.internal/ns/default/sa/till.v2" {
+		t.Errorf("with the annotation: %+v, %v", d.Pod, err)
+	}
+}
+
 // CNI-36 and contract 5: a pod that the orchestrator has not told of fails when it
 // asks for the mesh, and starts unmeshed otherwise.
 func TestUnknownPod(t *testing.T) {
