@@ -279,7 +279,7 @@ func runInstall(ctx context.Context, cfg installer.Config, socket string, s stre
 type uninstallConfig struct {
 	chainDirs
 	nodePaths
-	Binary bool
+	Binary, CA bool
 }
 
 func newUninstallCommand(s streams) *cobra.Command {
@@ -292,7 +292,8 @@ func newUninstallCommand(s streams) *cobra.Command {
 			"removed. Run it in the node's own mount namespace. It does what a registrar does that ends because the mesh\n" +
 			"was deleted, for a node whose registrar was away then.\n\n" +
 			"The binary stays, because runtimes call it to delete pods that were added with it; it succeeds without a\n" +
-			"registrar. So do the names and addresses that services have, for another installation.\n\n" +
+			"registrar. So do, for another installation, the names and addresses that services have, and the built-in CA\n" +
+			"of a machine of its own; in a cluster the CA is not on the nodes.\n\n" +
 			"Exit status: 0 when it is done, 1 with what is left when it is not, or when a registrar runs.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runUninstall(cmd.Context(), c, s) },
@@ -301,6 +302,7 @@ func newUninstallCommand(s streams) *cobra.Command {
 	c.chainDirs.flags(f, defaultConfDir, defaultBinDir)
 	c.nodePaths.flags(f)
 	f.BoolVar(&c.Binary, "remove-binary", false, "remove the binary, too: only when no pod is left that was added with it, or it cannot be deleted any more")
+	f.BoolVar(&c.CA, "remove-ca", false, "remove the built-in CA of a machine of its own, too: what trusts it trusts nothing of a later installation")
 	return cmd
 }
 
@@ -337,9 +339,9 @@ func runUninstall(ctx context.Context, c uninstallConfig, s streams) (err error)
 	if err := dismantle(pods, c.NetnsDir, c.StateDir); err != nil {
 		return fmt.Errorf("take the mesh off the node's pods: %w", err)
 	}
-	fmt.Fprintf(s.out, "%s, %s, %s: removed; the node's pods go on without the mesh\n", c.NetnsDir, c.SpoolDir, filepath.Join(c.StateDir, caFolder))
-	if !c.Binary {
-		return nil
+	fmt.Fprintf(s.out, "%s, %s and certificates: removed; the node's pods go on without the mesh\n", c.NetnsDir, c.SpoolDir)
+	if err := c.leaveCA(s); err != nil || !c.Binary {
+		return err
 	}
 	removed, err := installer.RemoveBinary(c.BinDir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -349,6 +351,23 @@ func runUninstall(ctx context.Context, c uninstallConfig, s streams) (err error)
 		fmt.Fprintf(s.out, "%s: %s\n", removed.File, removed.What)
 	}
 	return err
+}
+
+// leaveCA says that the built-in CA is kept, or removes it.
+func (c uninstallConfig) leaveCA(s streams) error {
+	dir := filepath.Join(c.StateDir, caFolder)
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if !c.CA {
+		fmt.Fprintf(s.out, "%s: the built-in CA is kept; --remove-ca removes it\n", dir)
+		return nil
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove the built-in CA: %w", err)
+	}
+	fmt.Fprintf(s.out, "%s: removed\n", dir)
+	return nil
 }
 
 // served reports whether a process accepts connections on a unix socket.

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -18,6 +19,7 @@ import (
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/plugins/capture"
 	"github.com/portolan-mesh/portolan/registrar/internal/attach"
+	"github.com/portolan-mesh/portolan/registrar/internal/identity"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 	"github.com/portolan-mesh/portolan/registrar/internal/state"
 	"github.com/portolan-mesh/portolan/scripts/netnstest"
@@ -90,6 +92,47 @@ func TestUninstallNode(t *testing.T) {
 		t.Errorf("still attached: %v", pods)
 	}
 	says(t, 0, "no network configuration has the plugin", n.uninstall...)
+}
+
+// The CA of a machine of its own, which others may trust, outlives the mesh with what was
+// set aside of it, and goes when that is said; certificates and keys go at once.
+func TestUninstallKeepsTheCA(t *testing.T) {
+	n := newMeshedNode(t)
+	ca := filepath.Join(n.state, caFolder)
+	if _, err := identity.OpenCA(ca, "aether.internal", time.Now, slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	files := func() string {
+		var names []string
+		entries, _ := os.ReadDir(ca)
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return strings.Join(names, " ")
+	}
+	made := files()
+	if made == "" {
+		t.Fatal("the CA has no file")
+	}
+	root, err := os.ReadFile(filepath.Join(ca, made))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(ca, made+".corrupt-20260101T000000Z"), "x")
+	write(t, filepath.Join(ca, "svids", "key.pem"), "x")
+	write(t, filepath.Join(ca, "roots.pem"), "x")
+	says(t, 0, "the built-in CA is kept", n.uninstall...)
+	if got, want := files(), made+" "+made+".corrupt-20260101T000000Z"; got != want {
+		t.Errorf("left are %s, want %s", got, want)
+	}
+	if again, err := os.ReadFile(filepath.Join(ca, made)); err != nil || !bytes.Equal(again, root) {
+		t.Errorf("the CA is another one: %v", err)
+	}
+	says(t, 0, ca+": removed", append(n.uninstall, "--remove-ca")...)
+	if _, err := os.Lstat(ca); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the CA is left: %s, %v", files(), err)
+	}
+	says(t, 0, "go on without the mesh", append(n.uninstall, "--remove-ca")...)
 }
 
 // meshedNode is what the mesh has on a node, in folders of a test.

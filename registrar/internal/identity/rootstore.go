@@ -1,9 +1,12 @@
 package identity
 
 import (
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // RootStore keeps the roots of a CA, with their keys, as one value: it is replaced as
@@ -23,6 +26,29 @@ type RootStore interface {
 
 // caFile is the name of the roots' file in the CA's folder.
 const caFile = "ca.pem"
+
+// RemoveIssued removes what a CA's folder has besides the CA itself: certificates, their
+// keys, and the roots that others gave. The roots of a CA of this machine stay, with the
+// copies that were set aside; without any the folder goes as well.
+func RemoveIssued(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var kept bool
+	errs := []error{err}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), caFile) {
+			kept = true
+			continue
+		}
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	if !kept {
+		errs = append(errs, os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
+}
 
 // rootFile is the RootStore of one machine.
 type rootFile struct {
