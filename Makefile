@@ -49,6 +49,7 @@ root:
 .PHONY: demo
 demo: root build run-tools ## show the mesh on this machine (KEEP=1 leaves it running, ENVOY=/path takes another Envoy)
 	@$(STATIC) -o $(BIN)/ ./scripts/podserver ./scripts/demo
+	@$(if $(KEEP),scripts/tools/packages.sh curl nft) # what it says to look around with
 	@$(BIN)/demo -bin $(BIN) -envoy $(ENVOY) $(if $(KEEP),-keep)
 
 .PHONY: test
@@ -82,11 +83,15 @@ lab-up: root lab-build ## start a real Kubernetes of NODES nodes (2); see script
 	@scripts/lab/lab.sh up $(NODES)
 
 .PHONY: lab-images
-lab-images: root build run-tools ## put our programs, Envoy and podserver on the nodes, as images
+lab-images: root lab-is-up build run-tools ## put our programs, Envoy and podserver on the nodes, as images
 	@$(STATIC) -o $(BIN)/ ./scripts/podserver
 	@scripts/lab/lab.sh load portolan/registrar:lab $(BIN)/registrar $(BIN)/portolan
 	@scripts/lab/lab.sh load portolan/envoy:lab $(ENVOY)
 	@scripts/lab/lab.sh load portolan/podserver:lab $(BIN)/podserver
+
+.PHONY: lab-is-up
+lab-is-up: # before anything is built for it
+	@scripts/lab/lab.sh size > /dev/null
 
 .PHONY: lab-down
 lab-down: root ## take the lab down

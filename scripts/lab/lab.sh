@@ -2,7 +2,7 @@
 # A real Kubernetes of N nodes on one machine: a node is a set of namespaces (network, mount, pid, host name)
 # with its own containerd, kubelet and kube-proxy at their usual paths; the control plane has a network
 # namespace of its own. See README.md. Needs root.
-# usage: lab.sh up [N] | down | kubectl ARGS... | node I COMMAND... | wire COMMAND... | reboot I | load IMAGE FILE...
+# usage: lab.sh up [N] | down | kubectl ARGS... | node I COMMAND... | wire COMMAND... | reboot I | load IMAGE FILE... | size
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -262,10 +262,13 @@ reboot_() { # I: power cut and boot: what was in memory (processes, /run, networ
   power_on "$1"
   try in_node "$1" bash -c '< /dev/tcp/127.0.0.1/10248'
 }
+size() { # how many nodes are up
+  cat "$LAB/nodes" 2> /dev/null || die "no lab is up in $LAB"
+}
 load() { # IMAGE FILE...: an image of these programs, on every node
   local image=$1 archive n i imports=() import
   shift
-  n=$(cat "$LAB/nodes" 2> /dev/null) || die "no lab is up in $LAB"
+  n=$(size)
   case ${image%%/*} in *.*) ;; *) image=docker.io/$image ;; esac # as the kubelet completes it
   mkdir -p "$LAB/images"
   archive=$LAB/images/${image//[\/:]/_}.tar
@@ -298,7 +301,7 @@ down() {
 cmd=${1:-}
 shift || true
 case $cmd in
-  up | down | init | load | wire) "$cmd" "$@" ;;
+  up | down | init | load | size | wire) "$cmd" "$@" ;;
   kubectl) kubectl_ "$@" ;;
   node) in_node "$@" ;;
   reboot) reboot_ "$@" ;;
