@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	commonfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
@@ -53,6 +54,7 @@ func OutboundHTTP(p Pod) (*listenerv3.Listener, error) {
 		Odcds: &ondemandv3.OnDemandCds{Source: onDemandSource(), Timeout: duration(absence)},
 	}))
 	hcm.HttpFilters = append([]*hcmv3.HttpFilter{onDemand}, hcm.GetHttpFilters()...)
+	hcm.LocalReplyConfig = unansweredReplies()
 
 	l := outbound(p, OutboundHTTPListener(p.ID), OutboundHTTPPort)
 	l.StatPrefix = "out_http"
@@ -67,6 +69,20 @@ func OutboundHTTP(p Pod) (*listenerv3.Listener, error) {
 		Filters:          []*listenerv3.Filter{identityFilter(p), networkFilter(hcmName, pack(hcm))},
 	}}
 	return l, nil
+}
+
+// unansweredReplies say why a request for a cluster that Envoy does not have was refused:
+// the registrar answers every name, so it was away for as long as the request waited.
+func unansweredReplies() *hcmv3.LocalReplyConfig {
+	reason := "%REQ(:AUTHORITY)%: Envoy does not know where it is, and this node's registrar does not answer: look whether it runs, and into its log\n"
+	return &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{{
+		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
+			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{"NC"}},
+		}},
+		BodyFormatOverride: &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{
+			TextFormatSource: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: reason}},
+		}},
+	}}}
 }
 
 // OutboundTCP builds the listener for the pod's captured connections to tcp ports.

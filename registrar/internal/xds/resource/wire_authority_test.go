@@ -252,3 +252,23 @@ func TestWireAtCap(t *testing.T) {
 		t.Errorf("asked for %v", asked)
 	}
 }
+
+// A request for a cluster that Envoy does not have is refused when the registrar stays
+// away, and the answer names the authority and the remedy; what Envoy has is not touched
+// by it, nor is the answer to a name that leads nowhere.
+func TestWireUnanswered(t *testing.T) {
+	m, client := payments(t)
+	c := client.http1(t)
+	m.call(c, "payments.aether.internal")
+	if got := m.call(c, "ghost.aether.internal"); got.status != 503 || strings.Contains(got.body, "registrar") {
+		t.Errorf("a name that leads nowhere: %d %q", got.status, got.body)
+	}
+	m.xds.Stop()
+	const want = "payments.aether.internal:9090: Envoy does not know where it is, and this node's registrar does not answer: look whether it runs, and into its log\n"
+	if got := m.call(c, "payments.aether.internal:9090"); got.status != 503 || got.body != want {
+		t.Errorf("without a registrar: %d %q", got.status, got.body)
+	}
+	if got := m.call(c, "payments.aether.internal"); got.status != 200 {
+		t.Errorf("what Envoy has: %d", got.status)
+	}
+}
