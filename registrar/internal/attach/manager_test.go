@@ -38,6 +38,7 @@ type world struct {
 	signErr      error
 	silentListen bool // the listen table never shows the mesh ports
 	removeErr    error
+	onPublish    func()           // called once, before a record is taken
 	connected    int              // so many looks find connections to the pod
 	tcpPorts     []netip.AddrPort // of the mesh
 }
@@ -116,6 +117,13 @@ func (w *world) AwaitSecrets(ctx context.Context, k model.AttachmentKey) error {
 
 func (w *world) Publish(_ context.Context, ep model.Endpoint) error {
 	w.note("publish %s", describe(ep))
+	w.mu.Lock()
+	hook := w.onPublish
+	w.onPublish = nil
+	w.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if old, ok := w.published[ep.UID]; ok && old.Generation >= ep.Generation {

@@ -62,9 +62,18 @@ func (m *Manager) publish(ctx context.Context, key model.AttachmentKey) {
 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishTimeout)
 	defer cancel()
-	if err := m.cfg.Registry.Publish(ctx, ep); err != nil {
+	if err := m.cfg.Registry.Publish(ctx, ep); err != nil && !m.overtaken(key, ep.Generation) {
 		m.log.Error("cannot publish endpoint", "uid", ep.UID, "generation", ep.Generation, "error", err)
 	}
+}
+
+// overtaken reports whether a newer record of the pod was made meanwhile: that of this
+// generation may come after it, and counts for nothing then.
+func (m *Manager) overtaken(key model.AttachmentKey, generation uint64) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[key]
+	return ok && a.generation > generation
 }
 
 // SetLocality says where this node is, if that was learned or changed after the start.

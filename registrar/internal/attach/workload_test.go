@@ -1,8 +1,11 @@
 package attach
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -341,6 +344,35 @@ func TestLocalityIsLearnedLate(t *testing.T) {
 	again.Observe(t.Context(), workload(multiPort()))
 	if zone() != "south" {
 		t.Errorf("zone %q after it spoke", zone())
+	}
+}
+
+// Two things that change at once write two records, of which the older may come last: it
+// is refused, which is no fault. A record that is refused for another reason is one.
+func TestOvertakenRecord(t *testing.T) {
+	w, o, m := orchestrated(t)
+	var log bytes.Buffer
+	m.log = slog.New(slog.NewTextHandler(&log, nil))
+	o.set(workload(multiPort()))
+	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+	w.mu.Lock()
+	w.onPublish = func() { m.SetLocality(t.Context(), model.Locality{Region: "eu", Zone: "north"}) }
+	w.mu.Unlock()
+	w.listen(key("c1"), listening(8080, 9090))
+	if got := w.endpoints()["c1-eth0"]; got.Locality.Zone != "north" || describe(got) != "c1-eth0 8080=healthy,9090=healthy" {
+		t.Errorf("published is %s in %v", describe(got), got.Locality)
+	}
+	if strings.Contains(log.String(), "cannot publish") {
+		t.Errorf("the log says:\n%s", log.String())
+	}
+	w.mu.Lock()
+	last := w.published["c1-eth0"]
+	last.Generation = math.MaxUint64
+	w.published["c1-eth0"] = last
+	w.mu.Unlock()
+	w.listen(key("c1"), listening(8080))
+	if !strings.Contains(log.String(), "cannot publish") {
+		t.Error("a record that is refused is not logged")
 	}
 }
 
