@@ -75,7 +75,7 @@ func (d *daemon) makeCluster() error {
 	}
 	c := &cluster{client: client}
 	c.source, err = podsource.New(podsource.Config{
-		Client: client, Namespaces: namespaces, Node: d.cfg.Mesh.Node, Log: d.component("podsource"), Metrics: d.metrics,
+		Client: client, Namespaces: namespaces, Node: d.cfg.Mesh.Node, Leaving: d.leaving, Log: d.component("podsource"), Metrics: d.metrics,
 	})
 	if err != nil {
 		return err

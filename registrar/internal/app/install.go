@@ -163,9 +163,6 @@ func (d *daemon) makeInstaller() error {
 		return err
 	}
 	cfg.Instance, cfg.Log, cfg.Metrics = d.cfg.Mesh.Node+"-"+rand.Text(), d.component("installer"), d.metrics
-	if d.removal, err = d.makeRemoval(); err != nil {
-		return err
-	}
 	if d.removal != nil { // a nil pointer in an interface is not nil
 		cfg.Removal = d.removal
 	}
@@ -175,21 +172,25 @@ func (d *daemon) makeInstaller() error {
 
 // makeRemoval makes what knows whether our DaemonSet is deleted; without one nothing
 // is ever removed.
-func (d *daemon) makeRemoval() (*daemonset.Removal, error) {
+func (d *daemon) makeRemoval() error {
 	namespace, name, ok := strings.Cut(d.cfg.Install.DaemonSet, "/")
-	if !ok {
-		return nil, nil
+	if !ok || !d.cfg.Install.enabled() {
+		return nil
 	}
 	config, err := kubernetesConfig(d.cfg.Cluster.Kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("--daemonset: %w", err)
+		return fmt.Errorf("--daemonset: %w", err)
 	}
 	client, err := clientgo.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("--daemonset: %w", err)
+		return fmt.Errorf("--daemonset: %w", err)
 	}
-	return daemonset.New(daemonset.Config{Client: client, Namespace: namespace, Name: name, Log: d.component("installer")}), nil
+	d.removal = daemonset.New(daemonset.Config{Client: client, Namespace: namespace, Name: name, Log: d.component("installer")})
+	return nil
 }
+
+// leaving reports whether the mesh is being deleted, as far as was seen.
+func (d *daemon) leaving() bool { return d.removal != nil && d.removal.Seen() }
 
 // install keeps the plugin installed until ctx ends, and longer when it has to be
 // taken out. The CNI socket is open before it starts and until it returned (CNI-D7).

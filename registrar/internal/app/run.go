@@ -113,7 +113,7 @@ func newDaemon(ctx context.Context, cfg runConfig, vips []netip.Prefix, log *slo
 		return nil, err
 	}
 	locate := func() error { return d.locate(ctx) }
-	for _, step := range []func() error{d.openState, d.makeXDS, d.makeCluster, locate, d.makeIdentities, d.makePublisher, d.makePods, d.makeInstaller, d.registerGauges} {
+	for _, step := range []func() error{d.makeRemoval, d.openState, d.makeXDS, d.makeCluster, locate, d.makeIdentities, d.makePublisher, d.makePods, d.makeInstaller, d.registerGauges} {
 		if err := step(); err != nil {
 			d.close()
 			return nil, err

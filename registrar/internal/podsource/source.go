@@ -35,6 +35,9 @@ type Config struct {
 	Namespaces metadata.Interface
 	// Node is the node's name in the API.
 	Node string
+	// Leaving reports whether the mesh is being taken out of the cluster, when a watch
+	// that fails is nothing to worry about; nil is never.
+	Leaving func() bool
 	// Log takes what nobody is told otherwise.
 	Log *slog.Logger
 	// Metrics takes the metrics; nil leaves them out.
@@ -125,7 +128,11 @@ func (s *Source) watchFailed(what string) cache.WatchErrorHandlerWithContext {
 			return
 		}
 		s.metrics.failures.WithLabelValues(what).Inc()
-		s.cfg.Log.Warn("watch of the API server failed and is made again; what was seen last stands", "what", what, "error", err)
+		level := slog.LevelWarn
+		if s.cfg.Leaving != nil && s.cfg.Leaving() {
+			level = slog.LevelDebug
+		}
+		s.cfg.Log.Log(ctx, level, "watch of the API server failed and is made again; what was seen last stands", "what", what, "error", err)
 	}
 }
 

@@ -78,6 +78,10 @@ func (r *Removal) Run(ctx context.Context) {
 	g.Wait()
 }
 
+// Seen reports whether Run last saw the DaemonSet or its namespace deleted, or in deletion.
+// It asks nobody.
+func (r *Removal) Seen() bool { return r.set.Load() || r.namespace.Load() }
+
 // Removed reports whether the DaemonSet is being deleted or does not exist. The API's
 // own words count, now or, when it says nothing now, those that Run heard last: a node
 // that shuts down, an expired token, a proxy that knows no such path and a time-out are
@@ -89,7 +93,7 @@ func (r *Removal) Removed(ctx context.Context) (bool, error) {
 		// A namespace in deletion takes it along.
 		return ds.DeletionTimestamp != nil || r.namespace.Load(), nil
 	case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse),
-		r.set.Load(), r.namespace.Load():
+		r.Seen():
 		return true, nil
 	}
 	return false, fmt.Errorf("get DaemonSet %s/%s: %w", r.cfg.Namespace, r.cfg.Name, err)

@@ -51,6 +51,9 @@ type Options struct {
 	// Patience is how long a start waits for the API server before it serves the
 	// snapshot; 0 is five seconds.
 	Patience time.Duration
+	// Leaving reports whether the mesh is being taken out of the cluster: then objects and
+	// rights go, and nothing is wrong. It asks nobody; nil is never.
+	Leaving func() bool
 	// Log takes what cannot be returned to a caller.
 	Log *slog.Logger
 	// Metrics takes the metrics; nil leaves them out.
@@ -64,6 +67,7 @@ type Backend struct {
 	trustDomain string // the mesh's
 	meshName    func(model.ServiceKey) string
 	log         *slog.Logger
+	isLeaving   func() bool // may be nil
 	client      *client
 	metrics     metrics
 	// local has every record, of this node and of others, and saves them.
@@ -91,6 +95,8 @@ type Backend struct {
 	// objects of other nodes.
 	foreign foreignObjects
 	link    link
+	// farewell: it was said that the mesh is leaving.
+	farewell bool
 }
 
 var _ registry.Backend = (*Backend)(nil)
@@ -116,9 +122,23 @@ func Open(o Options) (*Backend, error) {
 	return b, nil
 }
 
+// leaving reports whether the mesh is being taken out of the cluster, and says so once.
+// The caller holds mu.
+func (b *Backend) leaving() bool {
+	if b.isLeaving == nil || !b.isLeaving() {
+		b.farewell = false
+		return false
+	}
+	if !b.farewell {
+		b.farewell = true
+		b.log.Info("the mesh is being removed from the cluster: its ServiceEndpoints and the right to write them go, and are not put back")
+	}
+	return true
+}
+
 func newBackend(o Options) (*Backend, error) {
 	b := &Backend{
-		node: o.Node, host: o.Config.Host, trustDomain: o.TrustDomain, meshName: o.MeshName, log: o.Log, metrics: newMetrics(),
+		node: o.Node, host: o.Config.Host, trustDomain: o.TrustDomain, meshName: o.MeshName, log: o.Log, isLeaving: o.Leaving, metrics: newMetrics(),
 		snapshot: snapshot{db: o.DB},
 		ready:    make(chan struct{}), closed: make(chan struct{}),
 		own: make(map[types.NamespacedName]*ownObject), keys: make(map[string]types.NamespacedName),

@@ -206,6 +206,9 @@ func (b *Backend) ownVanished(key types.NamespacedName, version string) {
 
 // putBack writes an object again that somebody took, later each time.
 func (b *Backend) putBack(key types.NamespacedName, o *ownObject) {
+	if b.leaving() {
+		return
+	}
 	now := time.Now()
 	if now.Sub(o.last) > forgetPutBack {
 		o.putBacks = 0

@@ -62,8 +62,11 @@ func (b *Backend) answered(ctx context.Context, err error) {
 		b.retryAll()
 	case err != nil && (was == nil || !asked):
 		b.link.since = time.Now()
+		if b.leaving() {
+			return
+		}
 		b.log.Error("the Kubernetes API is away; what is known of other nodes is served on", "server", b.host, "error", b.link.err)
-	case err != nil && apierrors.ReasonForError(was) != apierrors.ReasonForError(err):
+	case err != nil && apierrors.ReasonForError(was) != apierrors.ReasonForError(err) && !b.leaving():
 		b.log.Error("the Kubernetes API is still away", "server", b.host, "error", b.link.err)
 	}
 }

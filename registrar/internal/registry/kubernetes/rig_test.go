@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -147,6 +148,7 @@ type node struct {
 	metrics *prometheus.Registry
 	wait    time.Duration
 	domain  string // of trust
+	leaving atomic.Bool
 }
 
 // newNode starts a backend, which is closed at the end.
@@ -172,7 +174,7 @@ func (n *node) start(tb testing.TB) {
 	n.log, n.metrics = &logBuffer{}, prometheus.NewRegistry()
 	var err error
 	n.Backend, err = Open(Options{
-		Config: n.config, Node: n.name, TrustDomain: n.domain, DB: n.db, Patience: n.wait, Metrics: n.metrics,
+		Config: n.config, Node: n.name, TrustDomain: n.domain, DB: n.db, Patience: n.wait, Metrics: n.metrics, Leaving: n.leaving.Load,
 		Log:      slog.New(slog.NewTextHandler(n.log, nil)),
 		MeshName: func(k model.ServiceKey) string { return k.Name + "." + k.Namespace + ".aether.internal" },
 	})

@@ -92,7 +92,9 @@ func (b *Backend) applied(ctx context.Context, key types.NamespacedName, generat
 		b.queue.Forget(key)
 		if current {
 			o.refused = true
-			b.log.Error("the Kubernetes API refuses a ServiceEndpoint for good", "object", key.String(), "error", err)
+			if !b.leaving() {
+				b.log.Error("the Kubernetes API refuses a ServiceEndpoint for good", "object", key.String(), "error", err)
+			}
 		}
 	default:
 		b.failed(ctx, key, verbApply, err)
@@ -129,7 +131,7 @@ func (b *Backend) failed(ctx context.Context, key types.NamespacedName, verb str
 	}
 	b.metrics.writes.WithLabelValues(verb, resultFailed).Inc()
 	err = explain(err)
-	if b.link.writeErr == nil {
+	if b.link.writeErr == nil && !b.leaving() {
 		b.log.Error("ServiceEndpoint cannot be written yet; it is tried again", "object", key.String(), "verb", verb, "error", err)
 	}
 	b.link.writeErr = err

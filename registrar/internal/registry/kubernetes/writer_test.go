@@ -177,6 +177,52 @@ func TestWriteIntoWhatIsBeingDeleted(t *testing.T) {
 	n.settled(t)
 }
 
+// When the mesh is taken out of the cluster its objects, and the right to write them, go:
+// that is said once, nothing is put back, and nothing is called wrong. A mesh that stays
+// after all has its next change written.
+func TestLeaving(t *testing.T) {
+	resource := schema.GroupResource{Group: v1alpha1.Group, Resource: v1alpha1.Resource}
+	forbidden := answer{err: apierrors.NewForbidden(resource, "a", nil)}
+	terminating := answer{err: apierrors.NewMethodNotSupported(resource, "create")}
+	script := &scripted{answers: []answer{{}, {}, forbidden, terminating, {}}}
+	server := httptest.NewServer(script)
+	defer server.Close()
+	n := newNode(t, "n1", &rest.Config{Host: server.URL})
+	defer func() { must(t, n.Close()) }()
+	n.fresh(t)
+	for _, uid := range []string{"a", "b"} {
+		must(t, n.Publish(t.Context(), endpoint("n1", uid, 1)))
+	}
+	n.settled(t)
+	before := n.log.String()
+	n.leaving.Store(true)
+	for _, uid := range []string{"a", "b"} {
+		object, err := objectOf(endpoint("n1", uid, 1), "")
+		must(t, err)
+		object.UID, object.ResourceVersion = "1", "11"
+		n.vanished(key(uid), object)
+	}
+	n.answered(t.Context(), apierrors.NewForbidden(resource, "", nil))
+	n.answered(t.Context(), apierrors.NewNotFound(resource, ""))
+	if n.queue.Len() != 0 || script.writes() != "PATCH PATCH" || n.value(t, "portolan_registry_put_back_total") != 0 {
+		t.Errorf("put back: %s", script.writes())
+	}
+	changed := endpoint("n1", "a", 2)
+	changed.Weight++
+	must(t, n.Publish(t.Context(), changed))
+	await(t, "it is tried, and then written", func() bool { return n.writes(t) == 3 })
+	said := strings.TrimPrefix(n.log.String(), before)
+	if strings.Count(said, "the mesh is being removed") != 1 || strings.Contains(said, "level=WARN") || strings.Contains(said, "level=ERROR") {
+		t.Errorf("the log says:\n%s", said)
+	}
+	n.leaving.Store(false)
+	object, err := objectOf(changed, "")
+	must(t, err)
+	object.UID, object.ResourceVersion = "1", "12"
+	n.vanished(key("a"), object)
+	await(t, "it is put back", func() bool { return n.writes(t) == 4 })
+}
+
 // A generation that no clock gives does not count: its owner writes over it, also when
 // nothing else is wrong, with one that everybody takes; readers leave it out until then. At
 // the highest that counts the owner says what is wrong.
