@@ -81,9 +81,6 @@ func (g *gate) closed(v *view, want string) bool {
 			return false
 		}
 		g.look()
-		if v.inherited {
-			return g.listeners != never
-		}
 		return v.e.seq >= g.listeners
 	case numKinds:
 	}
@@ -255,7 +252,7 @@ func (st *Stream) onDemandLocked(name string) iter.Seq[*view] {
 			if sub == nil || !od.pairsLocked(st) {
 				continue
 			}
-			if v := sub.views[name]; v != nil && v.named && !yield(v) {
+			if v := sub.views[name]; v != nil && !yield(v) {
 				return
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/cache"
@@ -411,5 +412,64 @@ func TestHotRestart(t *testing.T) {
 		m.release(newOD, cache.OnDemandCluster)
 		m.got(newADS, 0, "endpoints +a")
 		m.got(oldADS, 0)
+	})
+}
+
+// A secret that does not exist is none that a listener could lose: who asks for it is told
+// at once, whatever is unacknowledged.
+func TestAbsentSecretWaitsForNothing(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c, _ := m.open(options{node: "n1", judge: withholdAll})
+		m.set(cache.Listener, "l", "1")
+		m.must(c.Subscribe(resource.ListenerType))
+		n := m.got(c, 0, "listener +l")
+		m.must(c.Subscribe(resource.SecretType, "ghost"))
+		m.remove(key(cache.Secret, "ghost"))
+		m.got(c, n, "secret -ghost")
+	})
+}
+
+// The load assignment of a cluster that goes does not wait for the cluster's removal, which
+// waits for others: until then Envoy must not send to the endpoints of a name that leads
+// nowhere.
+func TestAssignmentGoesBeforeCluster(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		c := m.ads()
+		m.must(c.Subscribe(resource.ClusterType))
+		m.must(c.Subscribe(resource.ListenerType))
+		m.set(cache.WildcardCluster, "a", "1")
+		m.must(c.Subscribe(resource.EndpointType, "a"))
+		m.set(cache.Endpoints, "a", "1")
+		c.SetJudge(func(resp *discoveryv3.DeltaDiscoveryResponse) xdstest.Verdict {
+			if resp.GetTypeUrl() == resource.ListenerType {
+				return xdstest.Withhold()
+			}
+			return xdstest.Ack()
+		})
+		n := len(c.Order())
+		m.set(cache.Listener, "l", "1")
+		m.remove(key(cache.WildcardCluster, "a"), key(cache.Endpoints, "a"))
+		n = m.got(c, n, "listener +l", "endpoints +a")
+		m.must(c.Release(resource.ListenerType))
+		m.got(c, n, "cluster -a")
+	})
+}
+
+// A cluster is given on demand once Envoy acknowledged that it is none of those that all
+// have: the removal would take what was given before (dataplane decision 5).
+func TestOnDemandWaitsForRemoval(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		ads, od := m.ads(), m.onDemand()
+		m.must(ads.Subscribe(resource.ClusterType))
+		m.set(cache.WildcardCluster, "a", "1")
+		ads.SetJudge(withholdAll)
+		n := len(ads.Order())
+		m.remove(key(cache.WildcardCluster, "a"))
+		m.got(ads, n, "cluster -a")
+		m.set(cache.OnDemandCluster, "a", "1")
+		m.must(od.Subscribe(resource.ClusterType, "a"))
+		m.got(od, 0)
+		m.must(ads.Release(resource.ClusterType))
+		m.got(od, 0, "cluster +a")
 	})
 }

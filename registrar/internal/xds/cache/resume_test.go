@@ -270,6 +270,21 @@ func TestResumeKeepsWhatIsOnDemand(t *testing.T) {
 	}
 }
 
+// What the Envoy keeps so is what the on-demand stream is to have, whatever that said of an
+// earlier stream.
+func TestResumeKeepsOneVersion(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		m.setService("a", "2", "1")
+		ads, od := m.ads(), m.onDemand()
+		m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "2")))
+		m.got(od, 0)
+		m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"}, "a", "1")))
+		m.must(ads.Resume(resource.ListenerType, m.had([]string{"*"})))
+		m.got(ads, 0, "cluster", "listener")
+		m.got(od, 0, "cluster +a")
+	})
+}
+
 // Likewise, while nobody has said what the name is on demand: its removal waits for that. If
 // it is sent after all, as nobody says so in time, the cluster is given again, though the
 // Envoy had just that.
@@ -336,6 +351,22 @@ func TestAssignmentWaitsForUnsentCluster(t *testing.T) {
 			m.got(od, 0, "cluster +a")
 			m.got(ads, n, "endpoints +a")
 		})
+	})
+}
+
+// Nor does it while nobody has said what the cluster is that the Envoy came back with.
+func TestAssignmentWaitsForUnsaidCluster(t *testing.T) {
+	bubble(t, func(m *mesh) {
+		ads, od := m.ads(), m.onDemand()
+		m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
+		m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"})))
+		m.must(ads.Resume(resource.EndpointType, m.had([]string{"a"}, "a", "1")))
+		n := m.got(ads, 0, "cluster")
+		m.set(cache.Endpoints, "a", "2")
+		m.got(ads, n)
+		m.set(cache.OnDemandCluster, "a", "2")
+		m.got(od, 0, "cluster +a")
+		m.got(ads, n, "endpoints +a")
 	})
 }
 

@@ -65,7 +65,8 @@ type view struct {
 	dirty, flying, suspect bool
 	// forced: to be sent although the client has it.
 	forced bool
-	// inherited: the client has it from an earlier stream, and it is gone.
+	// inherited: the client has it from an earlier stream, and it is gone. Of kinds whose
+	// set is whole alone.
 	inherited bool
 	// pushed: content was sent on this stream.
 	pushed bool
