@@ -473,3 +473,65 @@ func TestOnDemandWaitsForRemoval(t *testing.T) {
 		m.got(od, 0, "cluster +a")
 	})
 }
+
+// While an Envoy hands over to its successor both have one node ID, and what the one was
+// sent says nothing about the other: the successor's streams open one after the other.
+func TestHandover(t *testing.T) {
+	former := func(m *mesh, service cache.Service) *xdstest.Client {
+		m.Helper()
+		c, _ := m.open(options{node: "n1", peer: "former", service: service})
+		return c
+	}
+	next := func(m *mesh) *xdstest.Client {
+		m.Helper()
+		c, _ := m.open(options{node: "n1", peer: "next"})
+		return c
+	}
+	t.Run("a cluster that the former has on demand is taken from the next", func(t *testing.T) {
+		bubble(t, func(m *mesh) {
+			m.setService("a", "1", "1")
+			m.set(cache.WildcardCluster, "a", "1")
+			m.must(former(m, cache.OnDemand).Subscribe(resource.ClusterType, "a"))
+			ads := next(m)
+			m.must(ads.Subscribe(resource.ClusterType))
+			n := m.got(ads, 0, "cluster +a")
+			m.remove(key(cache.WildcardCluster, "a"))
+			m.got(ads, n, "cluster -a")
+		})
+	})
+	t.Run("the next's removal holds nothing of the former", func(t *testing.T) {
+		bubble(t, func(m *mesh) {
+			m.set(cache.WildcardCluster, "a", "1")
+			ads, od := next(m), former(m, cache.OnDemand)
+			m.must(ads.Subscribe(resource.ClusterType))
+			ads.SetJudge(withholdAll)
+			m.remove(key(cache.WildcardCluster, "a"))
+			m.set(cache.OnDemandCluster, "a", "1")
+			m.must(od.Subscribe(resource.ClusterType, "a"))
+			m.got(ads, 0, "cluster +a", "cluster -a")
+			m.got(od, 0, "cluster +a")
+		})
+	})
+	t.Run("what the next lost the former has", func(t *testing.T) {
+		bubble(t, func(m *mesh) {
+			ads := next(m)
+			m.must(ads.Resume(resource.ListenerType, m.had([]string{"*"})))
+			m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"}, "a", "1")))
+			m.got(ads, 0, "listener", "cluster -a")
+			m.set(cache.OnDemandCluster, "a", "1")
+			od := former(m, cache.OnDemand)
+			m.must(od.Resume(resource.ClusterType, m.had([]string{"a"}, "a", "1")))
+			m.got(od, 0)
+		})
+	})
+	t.Run("what the former asks for is not what the next has", func(t *testing.T) {
+		bubble(t, func(m *mesh) {
+			m.setService("a", "2", "2")
+			m.must(former(m, cache.OnDemand).Subscribe(resource.ClusterType, "a"))
+			ads := next(m)
+			m.must(ads.Resume(resource.ClusterType, m.had([]string{"*"})))
+			m.must(ads.Resume(resource.EndpointType, m.had([]string{"a"}, "a", "1")))
+			m.got(ads, 0, "cluster")
+		})
+	})
+}
