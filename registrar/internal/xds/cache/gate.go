@@ -148,12 +148,8 @@ func (s *subscription) unsettledSince(removals bool) uint64 {
 // on-demand cluster of a load assignment in its current version, which it may hold of
 // an earlier stream while the consumer has not said yet what it is.
 func (st *Stream) clusterBusyLocked(name string) bool {
-	for _, od := range st.partnersLocked() {
-		sub := od.subs[OnDemandCluster]
-		if sub == nil {
-			continue
-		}
-		if v := sub.views[name]; v != nil && (v.busy() || v.e.want() == versionUnknown) {
+	for v := range st.onDemandLocked(name) {
+		if v.busy() || v.e.want() == versionUnknown {
 			return true
 		}
 	}

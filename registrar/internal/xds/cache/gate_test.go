@@ -512,6 +512,17 @@ func TestHandover(t *testing.T) {
 			m.got(od, 0, "cluster +a")
 		})
 	})
+	t.Run("the former's unacknowledged cluster holds nothing of the next", func(t *testing.T) {
+		bubble(t, func(m *mesh) {
+			m.setService("a", "1", "1")
+			od := former(m, cache.OnDemand)
+			od.SetJudge(withholdAll)
+			m.must(od.Subscribe(resource.ClusterType, "a"))
+			ads := next(m)
+			m.must(ads.Subscribe(resource.EndpointType, "a"))
+			m.got(ads, 0, "endpoints +a")
+		})
+	})
 	t.Run("what the next lost the former has", func(t *testing.T) {
 		bubble(t, func(m *mesh) {
 			ads := next(m)

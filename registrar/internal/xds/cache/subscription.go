@@ -222,11 +222,9 @@ func (s *subscription) clusterPushedLocked(name string) bool {
 			return true
 		}
 	}
-	for _, od := range s.st.partnersLocked() {
-		if sub := od.subs[OnDemandCluster]; sub != nil {
-			if v := sub.views[name]; v != nil && v.pushed {
-				return true
-			}
+	for v := range s.st.onDemandLocked(name) {
+		if v.pushed {
+			return true
 		}
 	}
 	return false
