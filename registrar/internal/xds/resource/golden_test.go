@@ -87,8 +87,8 @@ func serviceClusters() []resource.ServiceCluster {
 	canary.Account = "payments-canary"
 	key := model.ServiceKey{Namespace: "default", Name: "payments"}
 	return []resource.ServiceCluster{
-		{Name: "payments." + domain, SNI: resource.ServerName(8080), Protocol: port.HTTP, Identities: []string{payments.SPIFFE()}, TrustDomain: trustDomain},
-		{Name: "payments." + domain + ":9090", SNI: resource.ServerName(9090), Protocol: port.H2, Identities: []string{canary.SPIFFE(), payments.SPIFFE()}, TrustDomain: trustDomain},
+		{Name: "payments." + domain, SNI: portText(8080), Protocol: port.HTTP, Identities: []string{payments.SPIFFE()}, TrustDomain: trustDomain},
+		{Name: "payments." + domain + ":9090", SNI: portText(9090), Protocol: port.H2, Identities: []string{canary.SPIFFE(), payments.SPIFFE()}, TrustDomain: trustDomain},
 		{
 			Name: "198.18.0.10:5432", SNI: key.TCPServerName(5432), Protocol: port.TCP,
 			Identities: []string{payments.SPIFFE()}, TrustDomain: trustDomain, StatName: "payments." + domain + ":5432",

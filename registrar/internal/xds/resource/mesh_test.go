@@ -175,7 +175,7 @@ func (m *mesh) setService(s service) {
 		}
 		if pt.Protocol != port.TCP {
 			hosts = append(hosts, resource.NewVirtualHost(resource.VirtualHost{Name: cluster, Domains: domains, Cluster: cluster}))
-			m.setCluster(s, pt, cluster, resource.ServerName(pt.Number))
+			m.setCluster(s, pt, cluster, portText(pt.Number))
 			continue
 		}
 		key := model.ServiceKey{Namespace: "default", Name: s.name}

@@ -88,9 +88,6 @@ func serverNames(port uint16) []string {
 	return []string{portText(port), "p-" + portText(port)}
 }
 
-// ServerName is the SNI of the cluster of an http or h2 port.
-func ServerName(port uint16) string { return portText(port) }
-
 // statName replaces what Envoy's statistics take for a separator, so that a
 // name is one label in Prometheus. Names stay distinct: "_" is in no DNS label.
 func statName(name string) string {

@@ -17,7 +17,7 @@ import (
 func upstream(tb testing.TB, service, trustDomain string) *clusterv3.Cluster {
 	tb.Helper()
 	c, err := resource.Cluster(resource.ServiceCluster{
-		Name: service + "." + domain, SNI: resource.ServerName(8080), Protocol: port.HTTP,
+		Name: service + "." + domain, SNI: portText(8080), Protocol: port.HTTP,
 		Identities: []string{"spiffe://" + trustDomain + "/ns/default/sa/" + service}, TrustDomain: trustDomain,
 	})
 	if err != nil {
