@@ -87,7 +87,7 @@ func (p *Publisher) noticeEnvoy() {
 // is also asked for on demand would fail for seconds (dataplane decision 5). A
 // name that was asked for on demand stays on demand.
 func (p *Publisher) warmAll(b *batch) {
-	for _, key := range slices.SortedFunc(maps.Keys(p.local.pods), model.AttachmentKey.Compare) {
-		p.warm(b, p.local.pods[key].pod)
+	for _, key := range slices.SortedFunc(maps.Keys(p.pods), model.AttachmentKey.Compare) {
+		p.warm(b, p.pods[key].pod)
 	}
 }

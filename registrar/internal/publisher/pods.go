@@ -15,15 +15,6 @@ import (
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
 )
 
-// localPods are the pods of this node whose resources the cache holds.
-type localPods struct {
-	pods map[model.AttachmentKey]localPod
-}
-
-func newLocalPods() localPods {
-	return localPods{pods: map[model.AttachmentKey]localPod{}}
-}
-
 // localPod is one pod and the cache keys of its resources.
 type localPod struct {
 	pod       model.Pod
@@ -45,13 +36,13 @@ func (p *Publisher) AddPod(pod model.Pod) {
 		b, lp = newBatch(), localPod{pod: pod, failed: err}
 	}
 	// A second call with other ports leaves nothing of the first behind.
-	old := p.local.pods[pod.Key]
+	old := p.pods[pod.Key]
 	for _, k := range slices.Concat(old.listeners, old.clusters) {
 		if !slices.Contains(lp.clusters, k) && !slices.Contains(lp.listeners, k) {
 			b.remove(k)
 		}
 	}
-	p.local.pods[pod.Key] = lp
+	p.pods[pod.Key] = lp
 	p.warm(b, pod)
 	p.applyBatch(b)
 }
@@ -115,11 +106,11 @@ func (p *Publisher) resourcePod(pod model.Pod) resource.Pod {
 func (p *Publisher) RemovePod(key model.AttachmentKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	lp, ok := p.local.pods[key]
+	lp, ok := p.pods[key]
 	if !ok {
 		return
 	}
-	delete(p.local.pods, key)
+	delete(p.pods, key)
 	b := newBatch()
 	b.remove(lp.listeners...)
 	b.remove(lp.clusters...)
@@ -138,13 +129,21 @@ func (p *Publisher) warm(b *batch, pod model.Pod) {
 	}
 }
 
+func (p *Publisher) pod(key model.AttachmentKey) (localPod, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	lp, ok := p.pods[key]
+	if !ok {
+		return localPod{}, fmt.Errorf("attachment %s was removed meanwhile", key)
+	}
+	return lp, nil
+}
+
 // AwaitListeners waits until Envoy acknowledged the pod's listeners and clusters.
 func (p *Publisher) AwaitListeners(ctx context.Context, key model.AttachmentKey) error {
-	p.mu.Lock()
-	lp, ok := p.local.pods[key]
-	p.mu.Unlock()
-	if !ok {
-		return fmt.Errorf("attachment %s was removed meanwhile", key)
+	lp, err := p.pod(key)
+	if err != nil {
+		return err
 	}
 	if lp.failed != nil {
 		return lp.failed
@@ -156,11 +155,9 @@ func (p *Publisher) AwaitListeners(ctx context.Context, key model.AttachmentKey)
 // AwaitSecrets waits until Envoy acknowledged the certificates and the bundle that
 // the pod's connections are made with, and those of its inbound listener if it has one.
 func (p *Publisher) AwaitSecrets(ctx context.Context, key model.AttachmentKey) error {
-	p.mu.Lock()
-	lp, ok := p.local.pods[key]
-	p.mu.Unlock()
-	if !ok {
-		return fmt.Errorf("attachment %s was removed meanwhile", key)
+	lp, err := p.pod(key)
+	if err != nil {
+		return err
 	}
 	names := []string{resource.OutboundSecret(lp.pod.Identity), resource.BundleSecret(p.cfg.TrustDomain)}
 	if len(lp.clusters) > 0 {

@@ -68,7 +68,8 @@ type Publisher struct {
 
 	table routeTable
 	dns   nameTable
-	local localPods
+	// pods are those of this node whose resources the cache holds.
+	pods map[model.AttachmentKey]localPod
 	// kickSave and kickTell wake settle for work that must not be done under mu.
 	kickSave, kickTell chan struct{}
 }
@@ -107,7 +108,7 @@ func New(cfg Config) (*Publisher, error) {
 		kickTell:  make(chan struct{}, 1),
 		table:     newRouteTable(),
 		dns:       newNameTable(),
-		local:     newLocalPods(),
+		pods:      map[model.AttachmentKey]localPod{},
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
