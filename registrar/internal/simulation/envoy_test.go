@@ -547,7 +547,7 @@ func (e *envoy) isStuck() bool {
 	return e.connected && e.rejected
 }
 
-// outlive notes that the registrar's file may be lost, and with it what was asked for.
+// outlive notes whether what the registrar's file had is lost, or was never written.
 func (e *envoy) outlive(lost bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

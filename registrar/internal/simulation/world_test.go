@@ -300,6 +300,15 @@ func (w *world) setDisk(works bool) {
 	}
 }
 
+func (w *world) diskWorks() bool {
+	select {
+	case <-w.diskGate():
+		return true
+	default:
+		return false
+	}
+}
+
 func (w *world) diskGate() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -778,6 +787,7 @@ func (w *world) excuseForgotten() {
 // rare is a crash, with the state file kept or lost.
 func (w *world) rare() {
 	w.t.Helper()
+	hung := !w.diskWorks() // then routing went on without the disk (publisher: saveTimeout)
 	left := w.crash()
 	lost := w.r.IntN(5) == 0
 	w.log("the registrar crashes; its file is lost: %t", lost)
@@ -794,7 +804,7 @@ func (w *world) rare() {
 		left = ""
 	}
 	for _, e := range w.envoys {
-		e.outlive(lost)
+		e.outlive(lost || hung)
 	}
 	w.mu.Lock()
 	for _, c := range w.containers {
