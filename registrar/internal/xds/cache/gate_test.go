@@ -546,3 +546,30 @@ func TestHandover(t *testing.T) {
 		})
 	})
 }
+
+// An on-demand cluster and its load assignment that have waited equally long: the cluster
+// goes, and the assignment waits for its acknowledgement.
+func TestGatesEndTogether(t *testing.T) {
+	for range 20 { // whose timer comes first is a draw
+		bubble(t, func(m *mesh) {
+			m.set(cache.WildcardCluster, "b", "1")
+			m.set(cache.Endpoints, "b", "1")
+			ads, od := m.ads(), m.onDemand()
+			m.must(ads.Subscribe(resource.ClusterType))
+			m.must(ads.Subscribe(resource.EndpointType, "b"))
+			ads.SetJudge(withholdAll)
+			m.remove(key(cache.WildcardCluster, "b"))
+			n := m.got(ads, 0, "cluster +b", "endpoints +b", "cluster -b")
+			od.SetJudge(withholdAll)
+			m.must(od.Subscribe(resource.ClusterType, "b"))
+			m.setService("b", "2", "2")
+			m.got(od, 0)
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			m.got(od, 0, "cluster +b")
+			n = m.got(ads, n)
+			m.must(od.Release(resource.ClusterType))
+			m.got(ads, n, "endpoints +b")
+		})
+	}
+}

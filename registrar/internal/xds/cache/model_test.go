@@ -395,6 +395,7 @@ func FuzzModel(f *testing.F) {
 	for seed := range uint64(80) {
 		f.Add(seed)
 	}
+	f.Add(uint64(2432)) // gates that end together
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		bubble(t, func(mesh *mesh) {
 			m := &model{mesh: mesh, rand: rand.New(rand.NewPCG(seed, 0)), want: make(map[cache.Key]string)}

@@ -84,9 +84,7 @@ func (st *Stream) Close() {
 	if st.closed {
 		return
 	}
-	for _, partner := range st.partnersLocked() {
-		partner.touch() // gates that waited for this stream are open
-	}
+	st.touchPartners() // gates that waited for this stream are open
 	st.closed = true
 	delete(c.streams[st.service], st)
 	c.pairing++
@@ -135,9 +133,7 @@ func (st *Stream) CreateDeltaWatch(
 	watch := sub.watch
 	st.touch()
 	if kind == OnDemandCluster || kind == WildcardCluster {
-		for _, partner := range st.partnersLocked() {
-			partner.touch() // an acknowledgement opens gates of load assignments, or of what is given on demand
-		}
+		st.touchPartners() // an acknowledgement opens gates of load assignments, or of what is given on demand
 	}
 	return func() { sub.cancel(watch) }, nil
 }
@@ -199,6 +195,13 @@ func (st *Stream) touch() {
 	if !st.touched && !st.closed {
 		st.touched = true
 		st.cache.touched[st.service] = append(st.cache.touched[st.service], st)
+	}
+}
+
+// touchPartners marks the streams of the same Envoy.
+func (st *Stream) touchPartners() {
+	for _, partner := range st.partnersLocked() {
+		partner.touch()
 	}
 }
 
@@ -328,6 +331,7 @@ func (st *Stream) armLocked() {
 		defer c.unlock()
 		st.stopTimer = nil
 		st.touch()
+		st.touchPartners() // a cluster whose gate ends at the same time goes before its load assignment
 	})
 }
 
