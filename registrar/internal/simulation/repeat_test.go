@@ -14,9 +14,9 @@ import (
 )
 
 var (
-	simulationRepeatable = flag.Bool("simulation.repeatable", false, "run in a process in which a seed gives one trace")
-	simulationTraces     = flag.String("simulation.traces", "", "folder for the whole trace of each run")
-	simulationInside     = flag.Bool("simulation.inside", false, "this is the process that simulation.repeatable starts")
+	simulationFree   = flag.Bool("simulation.free", false, "run in this process, in which a seed has many traces")
+	simulationTraces = flag.String("simulation.traces", "", "folder for the whole trace of each run")
+	simulationInside = flag.Bool("simulation.inside", false, "this is the process in which a seed has one trace")
 )
 
 // edit replaces text that is in a file of Go's own library exactly once.
@@ -122,7 +122,7 @@ func runInside(t *testing.T, program, tests string, args ...string) ([]byte, err
 func settings() []string {
 	var out []string
 	flag.Visit(func(f *flag.Flag) {
-		if strings.HasPrefix(f.Name, "simulation.") && f.Name != "simulation.repeatable" {
+		if strings.HasPrefix(f.Name, "simulation.") {
 			out = append(out, "-"+f.Name+"="+f.Value.String())
 		}
 	})

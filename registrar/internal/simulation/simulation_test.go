@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 )
@@ -66,13 +67,8 @@ func regressions() []regression {
 // killed in the middle of anything and starts with its file or without; the disk hangs,
 // the signer refuses.
 //
-// A seed decides what happens, on a clock that only the run moves, and a step begins when
-// the one before has come to rest. It does not decide the order in which goroutines take
-// their turn within a step, nor what Go itself draws (maps, select, the scheduler of the
-// race detector). So changes of one step reach an Envoy in one response or in several; its
-// whims are drawn for each response, and what is done later depends on what it has: two
-// runs of a seed are alike, and not always equal. With -simulation.repeatable they are
-// (doc.go).
+// A seed decides everything, on a clock that only the run moves, and a step begins when
+// the one before has come to rest (doc.go says how a run is repeated).
 //
 // At every step, for what each Envoy has: no endpoint that does not serve the port, no
 // request to another port or service (I1), no listener without its clusters (I6), no
@@ -86,10 +82,21 @@ func regressions() []regression {
 // Then it is the pod's guard, or the identity that the cluster pins, that refuses
 // (resource.TestWireStaleEndpoint tests that on real Envoys).
 func TestSimulation(t *testing.T) {
-	if *simulationRepeatable {
-		out, err := runInside(t, repeatable(t), flag.Lookup("test.run").Value.String(), settings()...)
-		t.Logf("%s", out)
-		must(t, err)
+	if !*simulationInside && !*simulationFree {
+		t.Parallel()
+		_, runs, some := strings.Cut(flag.Lookup("test.run").Value.String(), "/")
+		if some {
+			runs = "/" + runs
+		}
+		out, err := runInside(t, repeatable(t), "^TestSimulation$"+runs, append(settings(), "-test.v")...)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		n := strings.Count(string(out), "--- PASS: TestSimulation/")
+		t.Logf("%d runs passed", n)
+		if n == 0 {
+			t.Error("no run has this name")
+		}
 		return
 	}
 	for _, c := range regressions() {
@@ -103,6 +110,18 @@ func TestSimulation(t *testing.T) {
 		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
 			t.Parallel()
 			run(t, seed, *simulationSteps)
+		})
+	}
+}
+
+// In turns that no seed decides: those that the scheduler, and Go's own draws, give to the
+// goroutines of a step. What a race detector finds is found here.
+func TestSimulationInAnyOrder(t *testing.T) {
+	const seeds, steps = 12, 400
+	for seed := range uint64(seeds) {
+		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
+			t.Parallel()
+			run(t, seed, steps)
 		})
 	}
 }
