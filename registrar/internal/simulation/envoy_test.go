@@ -3,6 +3,7 @@ package simulation
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -53,6 +54,9 @@ type holdings struct {
 	active, warming map[string]*simCluster
 	listeners       map[string]listener
 	secrets         map[string]bool
+	// holders are clusters with the certificate that Envoy has for them, empty once it lost
+	// that.
+	holders map[string]string
 	// taken are secrets that listeners go on with, though Envoy was told that they are gone.
 	taken map[string]bool
 	// lacking says since when a listener has been without a secret that it names, and
@@ -68,7 +72,7 @@ type holdings struct {
 func newHoldings() holdings {
 	return holdings{
 		active: map[string]*simCluster{}, warming: map[string]*simCluster{}, listeners: map[string]listener{},
-		secrets: map[string]bool{}, taken: map[string]bool{}, lacking: map[string]time.Time{}, asked: map[string]bool{}, ended: map[string]bool{},
+		secrets: map[string]bool{}, holders: map[string]string{}, taken: map[string]bool{}, lacking: map[string]time.Time{}, asked: map[string]bool{}, ended: map[string]bool{},
 	}
 }
 
@@ -226,10 +230,10 @@ func (e *envoy) follow() bool {
 			}
 		}
 	}
-	for name, l := range e.listeners {
-		for _, s := range l.secrets {
-			want[resourcev3.SecretType][s] = true
-		}
+	for _, s := range e.users() {
+		want[resourcev3.SecretType][s] = true
+	}
+	for name := range e.listeners {
 		if strings.HasPrefix(name, "out-http|") {
 			want[resourcev3.RouteType][resource.RoutesName] = true
 		}
@@ -325,9 +329,9 @@ func (e *envoy) apply(service cache.Service, resp *discoveryv3.DeltaDiscoveryRes
 			delete(e.listeners, name)
 		case resourcev3.SecretType:
 			had := e.secrets[name] && !e.taken[name] // else it is told that what it asks for is not there
-			for l := range e.listeners {
-				if had && slices.Contains(e.listeners[l].secrets, name) && e.orderly && !e.isLate() {
-					e.w.fail("%s loses secret %s before listener %s, which names it (XDS-R14)", e.name, name, l)
+			for user, s := range e.users() {
+				if had && s == name && e.orderly && !e.isLate() {
+					e.w.fail("%s loses secret %s before %s, which names it (XDS-R14)", e.name, name, user)
 				}
 			}
 			e.lose(name)
@@ -358,6 +362,9 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 			e.warming[name] = &simCluster{wireCluster: c, source: service, version: r.GetVersion(), warms: time.Now()}
 		} else {
 			e.active[name] = &simCluster{wireCluster: c, source: service, version: r.GetVersion()}
+			if c.holds != "" {
+				e.holders[name] = c.holds
+			}
 		}
 	case resourcev3.EndpointType:
 		got, err := e.w.decoded.assignment(xdstest.Resource{Version: r.GetVersion(), Body: r.GetResource()})
@@ -385,21 +392,40 @@ func (e *envoy) take(service cache.Service, typeURL string, r *discoveryv3.Resou
 	return nil
 }
 
+// users are the secrets that listeners and clusters name.
+func (e *envoy) users() iter.Seq2[string, string] {
+	return func(yield func(user, secret string) bool) {
+		for name, l := range e.listeners {
+			for _, s := range l.secrets {
+				if !yield("listener "+name, s) {
+					return
+				}
+			}
+		}
+		for name, s := range e.holders {
+			if s != "" && !yield("cluster "+name, s) {
+				return
+			}
+		}
+	}
+}
+
 // lose is the removal of a secret. What a listener serves with it keeps; a certificate that
-// it only holds for the clusters is forgotten, and not asked for again.
+// it only holds is forgotten, and not asked for again.
 func (e *envoy) lose(name string) {
 	if !outboundSecret(name) {
 		e.taken[name] = e.secrets[name]
 		return
 	}
 	delete(e.secrets, name)
-	for id, l := range e.listeners {
-		l.secrets = slices.DeleteFunc(slices.Clone(l.secrets), func(s string) bool { return s == name })
-		e.listeners[id] = l
+	for user, s := range e.holders {
+		if s == name {
+			e.holders[user] = ""
+		}
 	}
 }
 
-// forgetSecrets is the end of the last listener that named them: one that comes later has
+// forgetSecrets is the end of the last listener or cluster that named them: one that comes later has
 // to wait for what it asks for.
 func (e *envoy) forgetSecrets(names []string) {
 	e.mu.Lock()
@@ -418,6 +444,7 @@ func (e *envoy) drop(name string) {
 		}
 		delete(held, name)
 	}
+	delete(e.holders, name)
 }
 
 // assign takes a load assignment: it is the old cluster's and ends the warming of the
@@ -500,7 +527,7 @@ func readListener(body *anypb.Any) (listener, error) {
 		case !ok:
 		case strings.HasPrefix(text, "app|"):
 			apps[text] = true
-		case strings.HasPrefix(text, "in|spiffe://"), text == resource.BundleSecret(domain), outboundSecret(text):
+		case strings.HasPrefix(text, "in|spiffe://"), text == resource.BundleSecret(domain):
 			secrets[text] = true
 		}
 		return nil
@@ -508,8 +535,7 @@ func readListener(body *anypb.Any) (listener, error) {
 	return listener{apps: slices.Sorted(maps.Keys(apps)), secrets: slices.Sorted(maps.Keys(secrets))}, err
 }
 
-// outboundSecret reports whether a secret is the certificate of outbound connections, for which
-// no listener waits.
+// outboundSecret reports whether a secret is the certificate of outbound connections.
 func outboundSecret(secret string) bool {
 	return strings.HasPrefix(secret, resource.BundleSecret(domain)+"/ns/")
 }

@@ -3,6 +3,7 @@ package simulation
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 
@@ -127,7 +128,8 @@ func (o *outside) Ensure(_ context.Context, id model.Identity) error {
 	defer o.identities.Unlock()
 	o.uses[id]++
 	if o.uses[id] == 1 {
-		o.publisher.SetSVID(id, []byte("chain of "+id.SPIFFE()), []byte("key of "+id.SPIFFE()))
+		o.w.issued.Add(1)
+		o.publisher.SetSVID(id, fmt.Appendf(nil, "chain %d of %s", o.w.issued.Load(), id.SPIFFE()), []byte("key of "+id.SPIFFE()))
 	}
 	return nil
 }

@@ -166,23 +166,21 @@ func (w *world) verifyReferences(e *envoy) {
 	}
 }
 
-// verifySecrets holds that a listener gets the secrets that it names: it opens no port, or
-// has no certificate, before. answers: the registrar is there, and so is the signer.
+// verifySecrets holds that listeners and clusters get the secrets that they name: they open
+// no port, or have no certificate, before. answers: the registrar is there, and so is the signer.
 func (w *world) verifySecrets(e *envoy, answers bool) {
 	lacking := map[string]time.Time{}
-	for name, l := range e.listeners {
-		for _, s := range l.secrets {
-			if e.secrets[s] {
-				continue
-			}
-			since, ok := e.lacking[s]
-			if !ok || !answers || !e.connected || e.rejected || e.silent[cache.Secret] || e.isLate() {
-				since = time.Now()
-			}
-			lacking[s] = since
-			if time.Since(since) > catchUp {
-				w.fail("%s has had listener %s without secret %s for %s (I6)", e.name, name, s, time.Since(since))
-			}
+	for user, s := range e.users() {
+		if e.secrets[s] {
+			continue
+		}
+		since, ok := e.lacking[s]
+		if !ok || !answers || !e.connected || e.rejected || e.silent[cache.Secret] || e.isLate() {
+			since = time.Now()
+		}
+		lacking[s] = since
+		if time.Since(since) > catchUp {
+			w.fail("%s has had %s without secret %s for %s (I6)", e.name, user, s, time.Since(since))
 		}
 	}
 	e.lacking = lacking
@@ -344,6 +342,7 @@ func (w *world) verifyUses() {
 // pods and no others, and everything that they refer to (I6).
 func (w *world) verifyLocal(e *envoy) {
 	var listeners, apps []string
+	holders := map[string]string{}
 	for _, c := range w.list(func(c *container) bool { return c.attached && !c.gone && c.lives }) {
 		id := c.key.String()
 		listeners = append(listeners, resource.OutboundHTTPListener(id), resource.OutboundTCPListener(id))
@@ -353,20 +352,20 @@ func (w *world) verifyLocal(e *envoy) {
 			}
 			apps = append(apps, resource.AppClusterName(id, p.Number))
 		}
+		identity := model.Identity{TrustDomain: domain, Namespace: c.service.Namespace, Account: c.service.Name}
+		holders[resource.CertificateClusterName(identity)] = resource.OutboundSecret(identity)
 	}
 	slices.Sort(listeners)
 	slices.Sort(apps)
 	w.same(e.name+"'s listeners", listeners, slices.Sorted(maps.Keys(e.listeners)))
 	held := slices.DeleteFunc(slices.Sorted(maps.Keys(e.active)), func(n string) bool { return !strings.HasPrefix(n, "app|") })
 	w.same(e.name+"'s app clusters", apps, held)
-	for name, l := range e.listeners {
-		if strings.HasPrefix(name, "out-tcp|") && !slices.ContainsFunc(l.secrets, outboundSecret) {
-			w.fail("%s has forgotten the certificate that listener %s is to hold", e.name, name)
-		}
-		for _, s := range l.secrets {
-			if !e.secrets[s] {
-				w.fail("%s has listener %s without secret %s (I6)", e.name, name, s)
-			}
+	if d := cmp.Diff(holders, e.holders); d != "" {
+		w.fail("%s holds for outbound connections at rest (-want +got):\n%s", e.name, d)
+	}
+	for user, s := range e.users() {
+		if !e.secrets[s] {
+			w.fail("%s has %s without secret %s (I6)", e.name, user, s)
 		}
 	}
 	if len(e.warming) > 0 {

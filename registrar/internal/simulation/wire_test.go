@@ -8,7 +8,11 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	ondemandsecretv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/cert_selectors/on_demand_secret/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -22,6 +26,8 @@ type wireCluster struct {
 	sni string
 	// service is the one whose identity the server must have.
 	service model.ServiceKey
+	// holds is the certificate that Envoy has for as long as it has the cluster.
+	holds string
 }
 
 func readCluster(body *anypb.Any) (wireCluster, error) {
@@ -30,7 +36,15 @@ func readCluster(body *anypb.Any) (wireCluster, error) {
 		return wireCluster{}, err
 	}
 	if msg.GetType() != clusterv3.Cluster_EDS {
-		return wireCluster{}, nil
+		out := wireCluster{}
+		return out, protorange.Range(msg.ProtoReflect(), func(v protopath.Values) error {
+			if c, ok := v.Index(-1).Value.Interface().(protoreflect.Message); ok {
+				if c, ok := c.Interface().(*ondemandsecretv3.Config); ok {
+					out.holds = strings.Join(c.GetPrefetchSecretNames(), " ")
+				}
+			}
+			return nil
+		})
 	}
 	out := wireCluster{eds: true}
 	if name := msg.GetEdsClusterConfig().GetServiceName(); name != msg.GetName() {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,6 +115,8 @@ type world struct {
 	calls   []*call
 	began   time.Time
 	step    int
+
+	issued atomic.Int64 // certificates
 
 	mu         sync.Mutex // guards what follows, and the containers
 	containers map[model.AttachmentKey]*container
@@ -336,7 +339,7 @@ func (w *world) read(key model.AttachmentKey) attach.PortState {
 		e.mu.Lock() // never with world.mu held
 		has := func(name string) bool {
 			l, ok := e.listeners[name]
-			return ok && !slices.ContainsFunc(l.secrets, func(s string) bool { return !e.secrets[s] && !outboundSecret(s) })
+			return ok && !slices.ContainsFunc(l.secrets, func(s string) bool { return !e.secrets[s] })
 		}
 		s.Inbound = s.Inbound || has(resource.InboundListener(key.String()))
 		s.OutboundHTTP = s.OutboundHTTP || has(resource.OutboundHTTPListener(key.String()))

@@ -17,7 +17,7 @@
 //     sent again until it changes or is touched (XDS-R9, XDS-R10).
 //   - On one stream listeners wait for the clusters they may name, routes for
 //     both, cluster removals for the listeners and routes that named them, and secret
-//     removals for the listeners (XDS-R14). The load assignment of an on-demand cluster waits for that
+//     removals for the listeners and clusters that did (XDS-R14). The load assignment of an on-demand cluster waits for that
 //     cluster's acknowledgement (dataplane decision 5). No gate holds longer
 //     than Config.GateTimeout.
 //   - A cluster that is sent takes its load assignment along, also when that is

@@ -22,6 +22,8 @@ type gate struct {
 	// the oldest change of theirs that is not settled.
 	settled                     bool
 	clusters, listeners, routes uint64
+	// holders is that of clusters with their removals, for which only secrets wait.
+	holders uint64
 	// timedOut counts views that were let through because they waited too long.
 	timedOut int
 }
@@ -76,12 +78,12 @@ func (g *gate) closed(v *view, want string) bool {
 	case OnDemandCluster:
 		return g.sub.st.removingLocked(v.e.key.Name)
 	case Secret:
-		// A listener that is to stay after all keeps what it refers to: Envoy asks once.
+		// What is to stay after all keeps what it refers to: Envoy asks once.
 		if !removal || v.sent == versionUnknown {
 			return false
 		}
 		g.look()
-		return v.e.seq >= g.listeners
+		return v.e.seq >= min(g.holders, g.listeners)
 	case numKinds:
 	}
 	return false
@@ -94,11 +96,17 @@ func (g *gate) look() {
 	}
 	g.settled = true
 	subs := &g.sub.st.subs
-	// Removals of clusters hold nothing: they themselves wait for the others.
+	// Removals of clusters hold neither listeners nor routes: they wait for those.
 	g.clusters = subs[WildcardCluster].unsettledSince(false)
+	g.holders = subs[WildcardCluster].unsettledSince(true)
 	g.listeners = subs[Listener].unsettledSince(true)
-	if subs[Listener] == nil && g.sub.resumed {
-		g.listeners = 0 // it has listeners and will ask for them
+	if g.sub.resumed { // it has some, and will ask for them
+		if subs[WildcardCluster] == nil {
+			g.holders = 0
+		}
+		if subs[Listener] == nil {
+			g.listeners = 0
+		}
 	}
 	g.routes = subs[Route].unsettledSince(true)
 }

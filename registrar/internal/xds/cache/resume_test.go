@@ -53,9 +53,12 @@ func TestResume(t *testing.T) {
 				m.set(test.kind, "same", "1", "changed", "2", "new", "1")
 				c, _ := m.open(options{node: "n1", service: serviceOf(test.kind)})
 				m.must(c.Resume(test.kind.TypeURL(), m.had(test.subscribed, "same", "1", "changed", "1", "gone", "1")))
-				m.remove(key(test.kind, "gone")) // the consumer's answer to the demand
-				if test.kind == cache.WildcardCluster || test.kind == cache.Secret {
-					m.must(c.Subscribe(resource.ListenerType)) // what removals wait for
+				m.remove(key(test.kind, "gone"))                                     // the consumer's answer to the demand
+				if test.kind == cache.WildcardCluster || test.kind == cache.Secret { // what removals wait for
+					m.must(c.Subscribe(resource.ListenerType))
+				}
+				if test.kind == cache.Secret {
+					m.must(c.Subscribe(resource.ClusterType))
 				}
 				if test.kind == cache.Endpoints { // what assignments wait for
 					m.must(c.Subscribe(resource.ClusterType))
@@ -115,22 +118,30 @@ func TestHold(t *testing.T) {
 	})
 }
 
-// A listener that is gone while an Envoy comes back, and is there again before the Envoy
-// was told, keeps its secret: what Envoy only holds for a listener it asks for once.
-func TestResumeKeepsSecretOfListener(t *testing.T) {
-	bubble(t, func(m *mesh) {
-		c := m.ads()
-		m.must(c.Resume(resource.SecretType, m.had([]string{"s"}, "s", "1")))
-		m.remove(key(cache.Secret, "s")) // the consumer's answer to the demand
-		m.got(c, 0)
-		m.set(cache.Listener, "l", "1")
-		m.set(cache.Secret, "s", "1")
-		m.must(c.Resume(resource.ListenerType, m.had([]string{"*"}, "l", "1")))
-		m.got(c, 0, "listener")
+// A listener or cluster that is gone while an Envoy comes back, and is there again before
+// the Envoy was told, keeps its secret: what Envoy only holds it asks for once.
+func TestResumeKeepsSecretInUse(t *testing.T) {
+	kinds := []cache.Kind{cache.WildcardCluster, cache.Listener}
+	for i, user := range kinds {
+		other := kinds[1-i]
+		bubble(t, func(m *mesh) {
+			c := m.ads()
+			m.must(c.Resume(resource.SecretType, m.had([]string{"s"}, "s", "1")))
+			m.remove(key(cache.Secret, "s")) // the consumer's answer to the demand
+			m.must(c.Subscribe(other.TypeURL()))
+			m.got(c, 0, other.String())
+			m.set(user, "u", "1")
+			m.set(cache.Secret, "s", "1")
+			m.must(c.Resume(user.TypeURL(), m.had([]string{"*"}, "u", "1")))
+			m.got(c, 1, user.String())
 
-		m.remove(key(cache.Listener, "l"), key(cache.Secret, "s"))
-		m.got(c, 1, "listener -l", "secret -s")
-	})
+			c.SetJudge(withholdAll)
+			m.remove(key(user, "u"), key(cache.Secret, "s"))
+			m.got(c, 2, user.String()+" -u")
+			m.release(c, user)
+			m.got(c, 3, "secret -s")
+		})
+	}
 }
 
 // A client that reconnects keeps what nobody has answered for yet: its names are

@@ -262,7 +262,7 @@ func TestTLSContexts(t *testing.T) {
 			})
 		}
 	}
-	if clients != 3 || servers == 0 {
+	if clients != 4 || servers == 0 {
 		t.Errorf("%d client and %d server contexts: the test looks in the wrong place", clients, servers)
 	}
 }
@@ -314,7 +314,7 @@ func TestSourcesAreIdentical(t *testing.T) {
 	if ads == "" || onDemand == "" || assignments == "" {
 		t.Error("a source is missing: the test looks in the wrong place")
 	}
-	clusters, listeners := 0, 0
+	selectors, holders := 0, 0
 	for _, s := range shapes(t) {
 		for _, r := range s.resources {
 			eachMessage(t, r, func(m proto.Message) {
@@ -322,10 +322,9 @@ func TestSourcesAreIdentical(t *testing.T) {
 				if !ok {
 					return
 				}
-				if len(c.GetPrefetchSecretNames()) == 0 {
-					clusters++
-				} else {
-					listeners++
+				selectors++
+				if len(c.GetPrefetchSecretNames()) > 0 {
+					holders++
 				}
 				if marshal(t, c.GetConfigSource()) != ads {
 					t.Errorf("%s: the selector's source differs", s.name)
@@ -333,51 +332,37 @@ func TestSourcesAreIdentical(t *testing.T) {
 			})
 		}
 	}
-	if clusters != 3 || listeners != 8 {
-		t.Errorf("%d selectors of clusters and %d of pods", clusters, listeners)
+	if selectors != 4 || holders != 1 {
+		t.Errorf("%d selectors, %d of them hold a certificate", selectors, holders)
 	}
 }
 
-// Every pod's listeners make Envoy hold the certificate that the pod's connections are
-// made with, exactly it, and no chain that does so has a filter.
+// The secret that a pod's connections ask for is the one that its identity's cluster makes
+// Envoy hold, and nobody is sent there.
 func TestCertificateIsHeld(t *testing.T) {
-	for _, ports := range []string{"", "8080", "8080 9090=h2 5432=tcp"} {
-		spec := podSpec(t, "c1-eth0", "payments", "payments", ports)
-		used, held := map[string]int{}, map[string]int{}
-		for _, r := range podResources(t, spec) {
-			eachMessage(t, r, func(m proto.Message) {
-				switch m := m.(type) {
-				case *commonfilterstatev3.FilterStateValue:
-					if strings.HasSuffix(m.GetObjectKey(), "on_demand_secret") {
-						used[m.GetFormatString().GetTextFormatSource().GetInlineString()]++
-					}
-				case *listenerv3.FilterChain:
-					names := prefetched(t, m)
-					for _, name := range names {
-						held[name]++
-					}
-					if len(names) > 0 && len(m.GetFilters()) > 0 {
-						t.Errorf("ports %q: chain %s has filters", ports, m.GetName())
-					}
-				}
-			})
-		}
-		name := resource.OutboundSecret(spec.Identity)
-		if !maps.Equal(used, map[string]int{name: 2}) || !maps.Equal(held, map[string]int{name: 1}) {
-			t.Errorf("ports %q: used are %v, held %v", ports, used, held)
-		}
+	spec := podSpec(t, "c1-eth0", "payments", "payments", "8080 9090=h2 5432=tcp")
+	used := map[string]int{}
+	for _, r := range podResources(t, spec) {
+		eachMessage(t, r, func(m proto.Message) {
+			if m, ok := m.(*commonfilterstatev3.FilterStateValue); ok && strings.HasSuffix(m.GetObjectKey(), "on_demand_secret") {
+				used[m.GetFormatString().GetTextFormatSource().GetInlineString()]++
+			}
+		})
 	}
-}
-
-// prefetched are the secrets that a chain makes Envoy hold.
-func prefetched(t *testing.T, chain *listenerv3.FilterChain) (names []string) {
-	t.Helper()
-	eachMessage(t, chain, func(m proto.Message) {
+	var held []string
+	c := resource.CertificateCluster(spec.Identity, []byte("chain"))
+	eachMessage(t, c, func(m proto.Message) {
 		if c, ok := m.(*ondemandsecretv3.Config); ok {
-			names = append(names, c.GetPrefetchSecretNames()...)
+			held = append(held, c.GetPrefetchSecretNames()...)
 		}
 	})
-	return names
+	name := resource.OutboundSecret(spec.Identity)
+	if !maps.Equal(used, map[string]int{name: 2}) || !slices.Equal(held, []string{name}) {
+		t.Errorf("used are %v, held %v", used, held)
+	}
+	if len(c.GetLoadAssignment().GetEndpoints()) > 0 {
+		t.Errorf("the cluster has endpoints: %v", c.GetLoadAssignment())
+	}
 }
 
 // No local name is an authority of any mesh, however it is spelled, and no service
@@ -386,7 +371,7 @@ func TestNamesAreNoAuthorities(t *testing.T) {
 	id := podSpec(t, "c1-eth0", "payments", "payments", "8080").Identity
 	for _, name := range []string{
 		resource.InboundListener("c1-eth0"), resource.OutboundHTTPListener("c1-eth0"), resource.OutboundTCPListener("c1-eth0"),
-		resource.AppClusterName("c1-eth0", 8080), resource.RoutesName, resource.XDSCluster, resource.InboundSecret(id),
+		resource.AppClusterName("c1-eth0", 8080), resource.CertificateClusterName(id), resource.RoutesName, resource.XDSCluster, resource.InboundSecret(id),
 	} {
 		if !strings.Contains(name, "|") {
 			t.Errorf("%q has no %q", name, "|")

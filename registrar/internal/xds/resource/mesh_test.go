@@ -122,7 +122,7 @@ func (m *mesh) setPod(p *meshPod) {
 	m.Helper()
 	chain, key := m.ca.Issue(p.spec.Identity.SPIFFE())
 	secrets := resource.SVID(p.spec.Identity, chain, key)
-	m.xds.Set(secrets[0], secrets[1])
+	m.xds.Set(secrets[0], secrets[1], resource.CertificateCluster(p.spec.Identity, chain))
 	for _, r := range podResources(m, p.spec) {
 		m.xds.Set(r)
 	}

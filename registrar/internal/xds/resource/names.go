@@ -38,8 +38,7 @@ const (
 	// XDSCluster is the bootstrap's cluster of the registrar's xDS socket.
 	XDSCluster = "xds|registrar"
 	// noIdentity is the secret that a connection without a source identity would ask
-	// for, or one to a chain that takes none. It never exists, so such a connection
-	// fails.
+	// for. It never exists, so such a connection fails.
 	noIdentity = "no|identity"
 	// noCluster is the cluster of the outbound TCP proxy before the connection's
 	// destination names another one. It never exists.
@@ -60,6 +59,9 @@ func OutboundTCPListener(id string) string { return "out-tcp|" + id }
 func AppClusterName(id string, port uint16) string {
 	return "app|" + id + "|" + portText(port)
 }
+
+// CertificateClusterName names the cluster that makes Envoy hold the certificate of id.
+func CertificateClusterName(id model.Identity) string { return "certificate|" + id.SPIFFE() }
 
 // InboundSecret names the certificate of id for the server side. The two sides
 // have a name each because Envoy 1.40 never delivers a secret to the on-demand

@@ -107,20 +107,8 @@ func OutboundTCP(p Pod) (*listenerv3.Listener, error) {
 		Name:             "tcp",
 		FilterChainMatch: &listenerv3.FilterChainMatch{PrefixRanges: cidrs(p.VIPRanges)},
 		Filters:          []*listenerv3.Filter{identityFilter(p), destinationFilter(), networkFilter(tcpProxyName, pack(proxy))},
-	}, certificateChain(p)}
+	}}
 	return l, nil
-}
-
-// certificateChain is no way for a connection: none comes from the address of nobody
-// that it asks for. With it Envoy has the pod's certificate before the first connection
-// is made; the clusters would ask for it only then, which takes a round trip and fails
-// while the registrar is away.
-func certificateChain(p Pod) *listenerv3.FilterChain {
-	return &listenerv3.FilterChain{
-		Name:             "certificate",
-		FilterChainMatch: &listenerv3.FilterChainMatch{SourcePrefixRanges: cidrs([]netip.Prefix{netip.MustParsePrefix("255.255.255.255/32")})},
-		TransportSocket:  holdingTLS(p.Identity),
-	}
 }
 
 // outbound listens on the pod's loopback addresses. Freebind: a pod whose IPv6 is

@@ -5,7 +5,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/cert_mappers/filter_state_override/v3"
-	staticnamev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/cert_mappers/static_name/v3"
 	ondemandsecretv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/cert_selectors/on_demand_secret/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -20,38 +19,15 @@ const (
 	identityKey = "envoy.tls.certificate_mappers.on_demand_secret"
 )
 
-// serverTLS terminates the mesh's mTLS with the pod's certificate. alpn is empty on
-// chains that carry no HTTP.
+// serverTLS terminates the mesh's mTLS with the pod's certificate, for whoever has one of
+// the pod's trust domain. It resumes nothing: a resumed session would outlive the bundle
+// that admitted it. alpn is empty on chains that carry no HTTP.
 func serverTLS(id model.Identity, alpn ...string) *corev3.TransportSocket {
-	common := callersTLS(id)
-	common.AlpnProtocols = alpn
-	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{{Name: InboundSecret(id), SdsConfig: adsSource()}}
-	return downstreamTLS(common)
-}
-
-// holdingTLS makes Envoy fetch the certificate of the pod's own connections, and keep
-// it, for as long as there is a listener with it. It is fetched by a selector because
-// Envoy gives what one selector holds to the others, but not what a plain reference
-// holds. It terminates nothing: the certificate to show is one that never exists.
-func holdingTLS(id model.Identity) *corev3.TransportSocket {
-	common := callersTLS(id)
-	common.CustomTlsCertificateSelector = certificateSelector(&ondemandsecretv3.Config{
-		CertificateMapper:   extension("envoy.tls.certificate_mappers.static_name", &staticnamev3.StaticName{Name: noIdentity}),
-		PrefetchSecretNames: []string{OutboundSecret(id)},
-	})
-	return downstreamTLS(common)
-}
-
-// callersTLS is TLS 1.3 that admits who has a certificate of the pod's trust domain.
-func callersTLS(id model.Identity) *tlsv3.CommonTlsContext {
-	return commonTLS(id.TrustDomain, &matcherv3.StringMatcher{
+	common := commonTLS(id.TrustDomain, &matcherv3.StringMatcher{
 		MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: "spiffe://" + id.TrustDomain + "/"},
 	})
-}
-
-// downstreamTLS asks for a client certificate and resumes nothing: a resumed session
-// would outlive the bundle that admitted it.
-func downstreamTLS(common *tlsv3.CommonTlsContext) *corev3.TransportSocket {
+	common.AlpnProtocols = alpn
+	common.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{{Name: InboundSecret(id), SdsConfig: adsSource()}}
 	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{
 		TypedConfig: pack(&tlsv3.DownstreamTlsContext{
 			CommonTlsContext:                 common,
@@ -63,37 +39,45 @@ func downstreamTLS(common *tlsv3.CommonTlsContext) *corev3.TransportSocket {
 }
 
 // clientTLS opens mTLS to a service with the certificate of whoever calls, which
-// Envoy holds by then (holdingTLS): the selector reads the secret's name from the
+// Envoy holds by then (CertificateCluster): the selector reads the secret's name from the
 // connection, so the cluster carries no trace of local pods, and a pool serves one
 // identity only (dataplane decision 4, MESH-16, MESH-45). The server must have one
 // of the service's identities; sni selects the port and proves nothing (I7). ALPN
 // is left to Envoy, which offers the protocol that the pool speaks.
 func clientTLS(c ServiceCluster) *corev3.TransportSocket {
-	identities := slices.Compact(slices.Sorted(slices.Values(c.Identities)))
-	matchers := make([]*matcherv3.StringMatcher, 0, len(identities))
-	for _, id := range identities {
-		matchers = append(matchers, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: id}})
+	return callerTLS(c.TrustDomain, c.SNI, slices.Compact(slices.Sorted(slices.Values(c.Identities))))
+}
+
+// holdingTLS has Envoy fetch the certificate of an identity as soon as it has the cluster,
+// and keep it as long. A selector does it, because Envoy gives what one selector holds to
+// the others, but not what a plain reference holds. Were there a connection, port 0 is
+// nobody's.
+func holdingTLS(id model.Identity) *corev3.TransportSocket {
+	return callerTLS(id.TrustDomain, "0", []string{id.SPIFFE()}, OutboundSecret(id))
+}
+
+// callerTLS is mTLS to a server that has one of the URI SANs. All selectors have one
+// source, or they would not share what they hold.
+func callerTLS(trustDomain, sni string, uris []string, held ...string) *corev3.TransportSocket {
+	matchers := make([]*matcherv3.StringMatcher, 0, len(uris))
+	for _, uri := range uris {
+		matchers = append(matchers, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: uri}})
 	}
-	common := commonTLS(c.TrustDomain, matchers...)
-	common.CustomTlsCertificateSelector = certificateSelector(&ondemandsecretv3.Config{
+	common := commonTLS(trustDomain, matchers...)
+	common.CustomTlsCertificateSelector = extension("envoy.tls.certificate_selectors.on_demand_secret", &ondemandsecretv3.Config{
+		ConfigSource: adsSource(),
 		CertificateMapper: extension("envoy.tls.upstream_certificate_mappers.filter_state_override",
 			&filterstatev3.Config{DefaultValue: noIdentity}),
+		PrefetchSecretNames: held,
 	})
 	return &corev3.TransportSocket{Name: tlsSocket, ConfigType: &corev3.TransportSocket_TypedConfig{
 		TypedConfig: pack(&tlsv3.UpstreamTlsContext{
 			CommonTlsContext: common,
-			Sni:              c.SNI,
+			Sni:              sni,
 			// A session must not be resumed under another identity.
 			MaxSessionKeys: u32(0),
 		}),
 	}}
-}
-
-// certificateSelector completes a selector. All have one source, or they would not
-// share what they hold.
-func certificateSelector(c *ondemandsecretv3.Config) *corev3.TypedExtensionConfig {
-	c.ConfigSource = adsSource()
-	return extension("envoy.tls.certificate_selectors.on_demand_secret", c)
 }
 
 // commonTLS is TLS 1.3 with the trust domain's bundle and the given URI SANs.

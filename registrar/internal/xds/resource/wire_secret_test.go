@@ -1,9 +1,12 @@
 package resource_test
 
 import (
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -74,8 +77,7 @@ func TestWireClusterAgain(t *testing.T) {
 }
 
 // A pod's certificate is there before its first connection: nothing is asked for then,
-// over HTTP and TCP, also while the registrar is away. The caller is the pod all the
-// same, and a chain that only holds a certificate takes no connection.
+// over HTTP and TCP, also while the registrar is away. The caller is the pod all the same.
 func TestWireCertificateHeld(t *testing.T) {
 	m := newMesh(t)
 	server := m.addPod("server", "payments", "8080 5432=tcp")
@@ -107,4 +109,59 @@ func TestWireCertificateHeld(t *testing.T) {
 		t.Errorf("over TCP without the registrar: got %q", got)
 	}
 	m.xds.Restart()
+}
+
+// Certificates and the clusters that hold them come and go in any order, also while Envoy
+// still fetches one and while connections are made; the Envoy lives, and in the end every
+// pod calls with its own.
+func TestWireCertificatesComeAndGo(t *testing.T) {
+	m, _, client := paymentsAndClient(t)
+	r := rand.New(rand.NewPCG(1, 1))
+	pods := []*meshPod{client}
+	for i := range 3 {
+		pods = append(pods, m.addPod(fmt.Sprint("other", i), fmt.Sprint("other", i), ""))
+	}
+	stop := make(chan struct{})
+	var calls sync.WaitGroup
+	for _, p := range pods {
+		calls.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = try(p.http1(t), "payments."+domain)
+				}
+			}
+		})
+	}
+	for range 300 {
+		id := pods[r.IntN(len(pods))].spec.Identity
+		chain, key := m.ca.Issue(id.SPIFFE())
+		switch r.IntN(6) {
+		case 0, 1:
+			m.xds.Set(resource.CertificateCluster(id, chain))
+		case 2:
+			m.xds.Remove(wiretest.TypeCluster, resource.CertificateClusterName(id))
+		case 3, 4:
+			m.xds.Set(resource.SVID(id, chain, key)[1])
+		case 5:
+			m.xds.Remove(wiretest.TypeSecret, resource.OutboundSecret(id))
+		}
+		if r.IntN(4) == 0 {
+			m.xds.Sync()
+		}
+	}
+	close(stop)
+	calls.Wait()
+	for _, p := range pods {
+		m.setPod(p)
+	}
+	m.xds.Sync()
+	for _, p := range pods {
+		got := m.call(p.http1(t), "payments."+domain)
+		if xfcc := got.seen.Header.Get("X-Forwarded-Client-Cert"); got.status != 200 || !hasURI(xfcc, p.spec.Identity.SPIFFE()) {
+			t.Errorf("%s: got %d from the caller %q", p.spec.ID, got.status, xfcc)
+		}
+	}
 }
