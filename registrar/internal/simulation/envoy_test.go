@@ -103,6 +103,8 @@ type envoy struct {
 	// spoke is when it ended its last silence about listeners, or about clusters, which
 	// hold up listeners: what had waited for those too long by then goes at once.
 	spoke time.Time
+	// answered is the same of on-demand clusters, which hold up load assignments.
+	answered time.Time
 	// behind: it came back with what it had, and may have missed steps that waited for
 	// nobody while it was away. Until it has everything a request of its may be led by
 	// two times at once; the server's guard refuses it then.
@@ -209,6 +211,9 @@ func (e *envoy) answer(kind cache.Kind) {
 	e.mu.Lock()
 	if e.silent[kind] && (kind == cache.Listener || kind == cache.WildcardCluster) {
 		e.spoke = time.Now()
+	}
+	if e.silent[kind] && kind == cache.OnDemandCluster {
+		e.answered = time.Now()
 	}
 	delete(e.silent, kind)
 	e.mu.Unlock()

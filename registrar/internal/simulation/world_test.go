@@ -387,8 +387,9 @@ func (w *world) try(err error) {
 func (w *world) arrived(e *envoy, name string, c *simCluster) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	silent := e.silent[cache.OnDemandCluster] || e.silent[cache.WildcardCluster] || time.Since(e.answered) < tick
 	w.arrivals = append(w.arrivals, arrival{
-		envoy: e.name, name: name, cluster: c.wireCluster, endpoints: c.endpoints, behind: !e.behind.IsZero() || e.rejected || e.silent[cache.OnDemandCluster] || e.silent[cache.WildcardCluster],
+		envoy: e.name, name: name, cluster: c.wireCluster, endpoints: c.endpoints, behind: !e.behind.IsZero() || e.rejected || silent,
 	})
 }
 
