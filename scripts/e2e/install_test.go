@@ -67,8 +67,9 @@ func TestInstall(t *testing.T) {
 		return ""
 	})
 
-	uninstall := func() (string, error) {
-		out, err := exec.CommandContext(t.Context(), n.Binary("registrar"), "uninstall", "--cni-conf-dir", conf, "--cni-bin-dir", bin).CombinedOutput()
+	uninstall := func(more ...string) (string, error) {
+		args := append([]string{"uninstall", "--cni-conf-dir", conf, "--cni-bin-dir", bin}, more...)
+		out, err := exec.CommandContext(t.Context(), n.Binary("registrar"), args...).CombinedOutput()
 		return string(out), err
 	}
 	if out, err := uninstall(); err == nil || !strings.Contains(out, "stop it first") {
@@ -86,11 +87,22 @@ func TestInstall(t *testing.T) {
 	if _, err := os.Stat(plugin); err != nil {
 		t.Errorf("the binary must stay for DEL: %v", err)
 	}
-	for _, dir := range []string{"/run/portolan/netns", "/run/portolan/spool", "/var/lib/portolan/ca"} {
-		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is left: %v", dir, err)
+	gone := func(path string) {
+		t.Helper()
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
 		}
 	}
+	gone("/run/portolan/netns")
+	gone("/run/portolan/spool")
+	const ca = "/var/lib/portolan/ca/ca.pem"
+	if _, err := os.Stat(ca); err != nil {
+		t.Errorf("the machine's own CA must stay: %v", err)
+	}
+	if out, err := uninstall("--remove-ca"); err != nil {
+		t.Errorf("uninstall with the CA: %s, %v", out, err)
+	}
+	gone(ca)
 }
 
 // readyz asks the registrar whether it is ready.
