@@ -205,8 +205,8 @@ type attachment struct {
 	// workload is what the orchestrator said last; nil standalone, and until it
 	// spoke in this process.
 	workload *model.Workload
-	// unproven are ports that the pod got while it ran and whose chains Envoy has
-	// not acknowledged.
+	// unproven are ports that are not to be called: those that the pod got while it ran
+	// and whose chains Envoy has not acknowledged, and those that are about to go.
 	unproven []uint16
 }
 

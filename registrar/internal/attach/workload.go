@@ -117,21 +117,22 @@ func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey, w mod
 	}
 	m.mu.Lock()
 	a, ok := m.pods[key]
-	change := ok && !a.leaving && a.differs(cfg)
+	differs := ok && !a.leaving && a.differs(cfg)
 	m.mu.Unlock()
-	if change {
-		go m.changePorts(ctx, key)
+	if !differs {
+		return
 	}
+	if meshed, why := joins(cfg, &w); !meshed {
+		m.complain(w, reasonInvalid, "the pod keeps the ports it has, as a running pod does not leave the mesh: "+why+"; make it anew")
+		return
+	}
+	go m.changePorts(ctx, key)
 }
 
-// differs reports whether the pod's ports are others than its annotations say. Those of
-// a pod that asks to stay out say nothing. The caller holds mu.
+// differs reports whether the pod's ports are others than its annotations say. The caller
+// holds mu.
 func (a *attachment) differs(cfg annotation.Config) bool {
-	return cfg.Managed != annotation.Out && !samePorts(a.pod, cfg)
-}
-
-func samePorts(pod model.Pod, cfg annotation.Config) bool {
-	return pod.Default == cfg.Default && slices.Equal(pod.Ports, cfg.Ports)
+	return a.pod.Default != cfg.Default || !slices.Equal(a.pod.Ports, cfg.Ports)
 }
 
 // changePorts makes the ports of a running pod those that its annotations say when its
@@ -149,7 +150,8 @@ func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 
 // followPorts makes one change of ports and reports whether there was one: what goes
 // leaves the load assignments first and its chain after the drain, what comes is
-// published once its chain is acknowledged (contract 4.4).
+// published once its chain is acknowledged (contract 4.4). Until then the default port is
+// what it was, even if it is one that goes: nobody declared another one yet.
 func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool {
 	m.mu.Lock()
 	a, ok := m.pods[key]
@@ -158,14 +160,18 @@ func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool
 		return false
 	}
 	cfg, err := annotation.Parse(a.workload.Annotations)
-	pod, change := a.pod, err == nil && a.differs(cfg)
+	pod, change := a.pod, false
+	if err == nil {
+		meshed, _ := joins(cfg, a.workload)
+		change = meshed && a.differs(cfg)
+	}
 	m.mu.Unlock()
 	if !change {
 		return false
 	}
-	if kept := commonPorts(pod.Ports, cfg.Ports); len(kept) < len(pod.Ports) {
-		m.setPorts(key, kept, cfg.Default, nil)
-		if len(kept) > 0 {
+	if going := missingPorts(cfg.Ports, pod.Ports); len(going) > 0 {
+		m.setPorts(key, pod.Ports, pod.Default, going)
+		if len(cfg.Ports) > 0 {
 			m.publish(ctx, key)
 		} else {
 			m.withdraw(ctx, pod)
@@ -178,8 +184,7 @@ func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool
 			return false
 		}
 	}
-	added := addedPorts(pod.Ports, cfg.Ports)
-	now, ok := m.setPorts(key, cfg.Ports, cfg.Default, added)
+	now, ok := m.setPorts(key, cfg.Ports, cfg.Default, missingPorts(pod.Ports, cfg.Ports))
 	if !ok {
 		return false
 	}
@@ -195,7 +200,8 @@ func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool
 	return true
 }
 
-// setPorts changes the ports in memory; ok is false when the pod is leaving.
+// setPorts changes the ports in memory, of which some are not to be called; ok is false
+// when the pod is leaving.
 func (m *Manager) setPorts(key model.AttachmentKey, ports []port.Port, def uint16, unproven []uint16) (model.Pod, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -203,14 +209,7 @@ func (m *Manager) setPorts(key model.AttachmentKey, ports []port.Port, def uint1
 	if !ok || a.leaving {
 		return model.Pod{}, false
 	}
-	a.pod.Ports, a.unproven = ports, unproven
-	a.pod.Default = def
-	if !slices.ContainsFunc(ports, func(p port.Port) bool { return p.Number == def }) {
-		a.pod.Default = 0
-		if len(ports) > 0 {
-			a.pod.Default = ports[0].Number
-		}
-	}
+	a.pod.Ports, a.pod.Default, a.unproven = ports, def, unproven
 	return a.pod, true
 }
 
@@ -253,16 +252,12 @@ func (m *Manager) settlePorts(ctx context.Context) {
 	}
 }
 
-// commonPorts returns the ports that both have with one protocol.
-func commonPorts(a, b []port.Port) []port.Port {
-	return slices.DeleteFunc(slices.Clone(a), func(p port.Port) bool { return !slices.Contains(b, p) })
-}
-
-// addedPorts returns the numbers of those of next that old does not have as they are.
-func addedPorts(old, next []port.Port) []uint16 {
+// missingPorts returns the numbers of those ports that have does not serve. One that
+// changes between protocols of one class is served all the while.
+func missingPorts(have, ports []port.Port) []uint16 {
 	var out []uint16
-	for _, p := range next {
-		if !slices.Contains(old, p) {
+	for _, p := range ports {
+		if !slices.ContainsFunc(have, func(o port.Port) bool { return o.Number == p.Number && o.Protocol.Class() == p.Protocol.Class() }) {
 			out = append(out, p.Number)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"path/filepath"
@@ -389,7 +390,7 @@ func TestChangedPorts(t *testing.T) {
 		wl.Annotations = map[string]string{annotation.KeyPorts: "8080,7000", annotation.KeyService: "renamed", annotation.KeyWeight: "9"}
 		m.Observe(t.Context(), wl)
 		synctest.Wait()
-		if got := w.record("c1-eth0"); got != "8080=healthy" {
+		if got := w.record("c1-eth0"); got != "8080=healthy,9090=unhealthy" {
 			t.Errorf("before the old chain goes: %s", got)
 		}
 		w.mu.Lock()
@@ -413,9 +414,9 @@ func TestChangedPorts(t *testing.T) {
 			t.Errorf("more than the ports changed: %+v", ep)
 		}
 		order := slices.DeleteFunc(w.events()[before:], func(e string) bool {
-			return !strings.HasPrefix(e, "mesh add") && e != "publish c1-eth0 8080=healthy"
+			return !strings.HasPrefix(e, "mesh add") && e != "publish c1-eth0 8080=healthy,9090=unhealthy"
 		})
-		if d := cmp.Diff([]string{"publish c1-eth0 8080=healthy", "mesh add c1-eth0"}, order); d != "" {
+		if d := cmp.Diff([]string{"publish c1-eth0 8080=healthy,9090=unhealthy", "mesh add c1-eth0"}, order); d != "" {
 			t.Errorf("order (-want +got):\n%s", d)
 		}
 		stored, err := m.store.load()
@@ -447,10 +448,11 @@ func TestPortsChangeTwice(t *testing.T) {
 	})
 }
 
-// Contract 4.4: a running pod that is to serve nothing any more, or nothing of what it
-// served, is withdrawn before its chains go.
+// Contract 4.4: of a running pod that is to serve nothing any more, or nothing of what it
+// served, nothing is called before its chains go.
 func TestPortsAllChange(t *testing.T) {
-	for ports, want := range map[string]string{"none": "none", "7000": "7000=healthy"} {
+	const uncalled = "publish c1-eth0 8080=unhealthy,9090=unhealthy"
+	for ports, want := range map[string]struct{ first, record string }{"none": {"withdraw c1-eth0", "none"}, "7000": {uncalled, "7000=healthy"}} {
 		t.Run(ports, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w, o, m := orchestrated(t)
@@ -463,14 +465,88 @@ func TestPortsAllChange(t *testing.T) {
 				time.Sleep(m.cfg.DrainWait + provePorts) // fake time
 				synctest.Wait()
 				w.listen(key("c1"), listening(7000, 8080, 9090))
-				if got := w.record("c1-eth0"); got != want {
-					t.Errorf("record: %s, want %s", got, want)
+				if got := w.record("c1-eth0"); got != want.record {
+					t.Errorf("record: %s, want %s", got, want.record)
 				}
 				order := slices.DeleteFunc(w.events()[before:], func(e string) bool {
-					return !strings.HasPrefix(e, "mesh add") && !strings.HasPrefix(e, "withdraw")
+					return !strings.HasPrefix(e, "mesh add") && !strings.HasPrefix(e, "withdraw") && e != uncalled
 				})
-				if d := cmp.Diff([]string{"withdraw c1-eth0", "mesh add c1-eth0"}, order); d != "" {
+				if d := cmp.Diff([]string{want.first, "mesh add c1-eth0"}, order); d != "" {
 					t.Errorf("order (-want +got):\n%s", d)
+				}
+			})
+		})
+	}
+}
+
+// Contract 2: a portless name never stands for a port that no pod declared its default,
+// also while the default port of a running pod goes, or changes its protocol.
+func TestDefaultGoes(t *testing.T) {
+	for _, test := range []struct{ name, ports, during, after string }{
+		{"another number", "7000,9090", "8080=unhealthy,9090=healthy default 8080", "7000=healthy,9090=healthy default 7000"},
+		{"another class", "8080=tcp,9090", "8080=unhealthy,9090=healthy default 8080", "8080=healthy,9090=healthy default 8080"},
+		{"another protocol of its class", "8080=h2,9090", "8080=healthy,9090=healthy default 8080", "8080=healthy,9090=healthy default 8080"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, o, m := orchestrated(t)
+				wl := o.set(workload(multiPort()))
+				mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
+				w.listen(key("c1"), listening(7000, 8080, 9090))
+				record := func() string { return fmt.Sprint(w.record("c1-eth0"), " default ", w.endpoints()["c1-eth0"].Default) }
+				wl.Annotations = map[string]string{annotation.KeyPorts: test.ports}
+				m.Observe(t.Context(), wl)
+				synctest.Wait()
+				if got := record(); got != test.during {
+					t.Errorf("during the change: %s, want %s", got, test.during)
+				}
+				time.Sleep(m.cfg.DrainWait + provePorts) // fake time
+				synctest.Wait()
+				w.listen(key("c1"), listening(7000, 8080, 9090))
+				if got := record(); got != test.after {
+					t.Errorf("after it: %s, want %s", got, test.after)
+				}
+			})
+		})
+	}
+}
+
+// A running pod whose annotations ask for the mesh no more does not leave it: it keeps its
+// ports and serves none that it never listed, and its owner is told once. One that joined
+// by a label serves its default port then.
+func TestAnnotationsTakenAway(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		word    annotation.Managed
+		left    map[string]string
+		want    string
+		reports int
+	}{
+		{"by annotation", annotation.Unset, nil, "9090=healthy", 1},
+		{"set to stay out", annotation.Unset, map[string]string{annotation.KeyManaged: "false", annotation.KeyPorts: "7000"}, "9090=healthy", 1},
+		{"by label", annotation.Joined, nil, "8080=healthy", 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, o, m := orchestrated(t)
+				had := map[string]string{annotation.KeyService: "payments", annotation.KeyPorts: "9090"}
+				wl := workload(had)
+				wl.Word = test.word
+				wl = o.set(wl)
+				mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", had))
+				w.listen(key("c1"), listening(7000, 8080, 9090))
+				wl.Annotations = test.left
+				for range 3 {
+					m.Observe(t.Context(), wl)
+				}
+				time.Sleep(m.cfg.DrainWait + provePorts) // fake time
+				synctest.Wait()
+				w.listen(key("c1"), listening(7000, 8080, 9090))
+				if got := w.record("c1-eth0"); got != test.want {
+					t.Errorf("record: %s, want %s", got, test.want)
+				}
+				if len(o.reports) != test.reports {
+					t.Errorf("reports: %q", o.reports)
 				}
 			})
 		})
