@@ -213,18 +213,13 @@ func (d *daemon) install(ctx context.Context) error {
 
 // missing says why no pod could join the mesh now; "" when one could.
 func (d *daemon) missing() string {
-	missing := d.pods.Missing()
-	if d.installer == nil {
-		return missing
-	}
-	if s := d.installer.State(); !s.Chained {
-		chain := "the plugin is not in the CNI chain: " + s.Problem
-		if missing == "" {
-			return chain
+	missing := []string{d.pods.Missing(), d.lost.missing()}
+	if d.installer != nil {
+		if s := d.installer.State(); !s.Chained {
+			missing = append(missing, "the plugin is not in the CNI chain: "+s.Problem)
 		}
-		return missing + "; " + chain
 	}
-	return missing
+	return strings.Join(slices.DeleteFunc(missing, func(s string) bool { return s == "" }), "; ")
 }
 
 func newInstallCommand(s streams) *cobra.Command {

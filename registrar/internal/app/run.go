@@ -80,6 +80,7 @@ type daemon struct {
 	capture netnsCapture
 
 	xdsSocket, adminSocket net.Listener
+	lost                   lostSockets
 
 	db         *bolt.DB
 	recovery   state.Recovery
@@ -127,7 +128,9 @@ func (d *daemon) component(name string) *slog.Logger { return d.log.With("compon
 // openSockets takes the sockets. Who connects waits until run serves.
 func (d *daemon) openSockets(ctx context.Context) error {
 	var err error
-	d.xdsSocket, err = unixsocket.Listen(ctx, unixsocket.Config{Path: d.cfg.XDSSocket, UID: unixsocket.Keep, GID: d.cfg.XDSGroup})
+	d.xdsSocket, err = unixsocket.Listen(ctx, unixsocket.Config{
+		Path: d.cfg.XDSSocket, UID: unixsocket.Keep, GID: d.cfg.XDSGroup, Lost: d.lost.socket(d.log, d.cfg.XDSSocket),
+	})
 	if err != nil {
 		return err
 	}
@@ -372,6 +375,7 @@ func (d *daemon) awaitPublished(ctx context.Context, uids []string) {
 func (d *daemon) ownSocket(path string) unixsocket.Config {
 	return unixsocket.Config{
 		Path: path, UID: unixsocket.Keep, GID: unixsocket.Keep, Mode: 0o600, Users: []uint32{uint32(os.Geteuid())},
+		Lost: d.lost.socket(d.log, path),
 	}
 }
 

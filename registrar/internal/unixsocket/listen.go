@@ -44,6 +44,9 @@ type Config struct {
 	// once. The mode keeps them out already: this holds when somebody changes it.
 	// Empty is everybody.
 	Users []uint32
+	// Lost is called when the socket was removed and cannot be made again, with the
+	// reason, and with nil once it could; one call at a time. It is optional.
+	Lost func(err error)
 }
 
 // Listen binds the socket. It fails if another process serves on the path, which

@@ -61,6 +61,43 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	}
 }
 
+// A socket that was removed and cannot be made again is told of once, and once more when
+// it could.
+func TestListenTellsOfLostSocket(t *testing.T) {
+	cfg := config(t)
+	told := make(chan error, 10)
+	cfg.Lost = func(err error) { told <- err }
+	l, err := Listen(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Dir(cfg.Path)
+	if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-told; err == nil {
+		t.Error("it is said to be there again")
+	}
+	time.Sleep(2 * watchInterval) // a second failure is not told
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-told; err != nil {
+		t.Errorf("told again: %v", err)
+	}
+	if c, err := net.Dial("unix", cfg.Path); err != nil {
+		t.Error(err)
+	} else {
+		_ = c.Close()
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if len(told) != 0 {
+		t.Errorf("told %d times more", len(told))
+	}
+}
+
 // A socket that somebody removes, alone or with its directory, is served again, its
 // lock is held again, and a connection that was there goes on (CNI-20, CNI-21).
 func TestListenHeals(t *testing.T) {

@@ -109,6 +109,13 @@ func (l *listener) admits(conn net.Conn) bool {
 func (l *listener) keep(ctx context.Context, wg *sync.WaitGroup) {
 	t := time.NewTicker(watchInterval)
 	defer t.Stop()
+	lost := false
+	tell := func(err error) {
+		if l.cfg.Lost != nil && (err != nil) != lost {
+			l.cfg.Lost(err)
+		}
+		lost = err != nil
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -124,6 +131,7 @@ func (l *listener) keep(ctx context.Context, wg *sync.WaitGroup) {
 		_ = old.close()
 		s, err := open(ctx, l.cfg)
 		if err != nil {
+			tell(err)
 			continue
 		}
 		if !l.replace(ctx, s) {
@@ -131,6 +139,7 @@ func (l *listener) keep(ctx context.Context, wg *sync.WaitGroup) {
 			return
 		}
 		wg.Go(func() { l.accept(ctx, s) })
+		tell(nil)
 	}
 }
 
