@@ -145,3 +145,11 @@ func (e ensurer) Ensure(ctx context.Context, id model.Identity) error {
 	_, err := e.Manager.Ensure(ctx, id)
 	return err
 }
+
+// missingRoots says that no pod can have a certificate yet, "" when it can.
+func missingRoots(b identity.Bundle) string {
+	if len(b.Roots) > 0 {
+		return ""
+	}
+	return fmt.Sprintf("no roots of trust domain %s yet: who signs its certificates does not answer", b.TrustDomain)
+}

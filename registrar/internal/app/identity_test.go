@@ -1,10 +1,13 @@
 package app
 
 import (
+	"crypto/x509"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/identity"
 )
 
 // Who gives the certificates follows the registry unless it is said, and what cannot
@@ -39,5 +42,15 @@ func TestIdentityFlags(t *testing.T) {
 				t.Errorf("error %v, want %q", err, tc.err)
 			}
 		})
+	}
+}
+
+// A registrar that never had the roots of its trust domain can take no pod in.
+func TestMissingRoots(t *testing.T) {
+	if got := missingRoots(identity.NewBundle("td.test", nil)); !strings.Contains(got, "no roots of trust domain td.test") {
+		t.Errorf("without roots: %q", got)
+	}
+	if got := missingRoots(identity.NewBundle("td.test", []*x509.Certificate{{Raw: []byte("root")}})); got != "" {
+		t.Errorf("with roots: %q", got)
 	}
 }
