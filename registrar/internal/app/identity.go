@@ -147,9 +147,9 @@ func (e ensurer) Ensure(ctx context.Context, id model.Identity) error {
 }
 
 // missingRoots says that no pod can have a certificate yet, "" when it can.
-func missingRoots(b identity.Bundle) string {
+func missingRoots(b identity.Bundle, trustDomain string) string {
 	if len(b.Roots) > 0 {
 		return ""
 	}
-	return fmt.Sprintf("no roots of trust domain %s yet: who signs its certificates does not answer", b.TrustDomain)
+	return fmt.Sprintf("no roots of trust domain %s yet: who signs its certificates does not answer", trustDomain)
 }

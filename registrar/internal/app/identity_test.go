@@ -47,10 +47,10 @@ func TestIdentityFlags(t *testing.T) {
 
 // A registrar that never had the roots of its trust domain can take no pod in.
 func TestMissingRoots(t *testing.T) {
-	if got := missingRoots(identity.NewBundle("td.test", nil)); !strings.Contains(got, "no roots of trust domain td.test") {
+	if got := missingRoots(identity.Bundle{}, "td.test"); !strings.Contains(got, "no roots of trust domain td.test") {
 		t.Errorf("without roots: %q", got)
 	}
-	if got := missingRoots(identity.NewBundle("td.test", []*x509.Certificate{{Raw: []byte("root")}})); got != "" {
+	if got := missingRoots(identity.NewBundle("td.test", []*x509.Certificate{{Raw: []byte("root")}}), "td.test"); got != "" {
 		t.Errorf("with roots: %q", got)
 	}
 }

@@ -213,7 +213,7 @@ func (d *daemon) install(ctx context.Context) error {
 
 // missing says why no pod could join the mesh now; "" when one could.
 func (d *daemon) missing() string {
-	missing := []string{d.pods.Missing(), d.lost.missing(), missingRoots(d.identities.Bundle())}
+	missing := []string{d.pods.Missing(), d.lost.missing(), missingRoots(d.identities.Bundle(), d.cfg.Mesh.TrustDomain)}
 	if d.installer != nil {
 		if s := d.installer.State(); !s.Chained {
 			missing = append(missing, "the plugin is not in the CNI chain: "+s.Problem)
