@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -40,7 +41,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	cmd.SetOut(stdout)
 	cmd.SetErr(stderr)
 	if err := cmd.ExecuteContext(ctx); err != nil {
-		fmt.Fprintf(stderr, "registrar: %v\n", err)
+		for line := range strings.Lines(err.Error()) { // a line for each of several errors
+			fmt.Fprintf(stderr, "registrar: %s\n", strings.TrimSuffix(line, "\n"))
+		}
 		if e, ok := errors.AsType[exitError](err); ok {
 			return e.status
 		}

@@ -70,6 +70,15 @@ func TestRefusedFlags(t *testing.T) {
 	}
 }
 
+// Each of several errors has a line that says whose it is.
+func TestErrorLines(t *testing.T) {
+	_, _, text := run("uninstall", "--cni-conf-dir", "net.d", "--state-dir", "state")
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "registrar: --cni-conf-dir") || !strings.HasPrefix(lines[1], "registrar: --state-dir") {
+		t.Errorf("it prints %q", lines)
+	}
+}
+
 // bootstrap prints a configuration that names what it was told, the same each time.
 func TestBootstrap(t *testing.T) {
 	args := []string{"bootstrap", "--node-name", "node7", "--xds-socket", "/x/xds.sock", "--admin-path", "/x/admin.sock", "--zone", "z1"}
