@@ -21,15 +21,6 @@ const (
 	portsRemedy = `write 1-65535, as in "8080,9090=h2"`
 )
 
-// meshPort says whether the mesh itself listens on n in every meshed pod (contract 7).
-func meshPort(n uint16) bool {
-	switch n {
-	case 15001, 15002, 15008, 15053:
-		return true
-	}
-	return false
-}
-
 // ports reads both port keys and returns the set, ascending, and the default.
 func (p *parser) ports() ([]port.Port, uint16) {
 	failed := len(p.errs)
@@ -73,7 +64,7 @@ func (p *parser) defaultPort() uint16 {
 		p.fail(KeyPort, numberProblem(err), portRemedy)
 		return 0
 	}
-	if meshPort(n) {
+	if port.Mesh(n) {
 		p.failMeshPort(KeyPort, n)
 	}
 	return n
@@ -108,7 +99,7 @@ func (p *parser) portList(explicit uint16) (list []port.Port, none bool) {
 		default:
 			protocols[one.Number] = one.Protocol
 			list = append(list, one)
-			if meshPort(one.Number) && one.Number != explicit {
+			if port.Mesh(one.Number) && one.Number != explicit {
 				p.failMeshPort(KeyPorts, one.Number)
 			}
 		}

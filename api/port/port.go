@@ -86,6 +86,16 @@ type Port struct {
 	Protocol Protocol
 }
 
+// Mesh reports whether the mesh itself listens on n in every meshed pod (contract 7), so
+// that no pod can serve there.
+func Mesh(n uint16) bool {
+	switch n {
+	case 15001, 15002, 15008, 15053:
+		return true
+	}
+	return false
+}
+
 // NumberError says why a text is no port number.
 type NumberError struct {
 	// Text is what was given, whole.

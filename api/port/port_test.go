@@ -2,10 +2,24 @@ package port
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 )
+
+// The mesh's own ports are those of contract 7.
+func TestMesh(t *testing.T) {
+	var all []int
+	for n := range 1 << 16 {
+		if Mesh(uint16(n)) {
+			all = append(all, n)
+		}
+	}
+	if want := []int{15001, 15002, 15008, 15053}; !slices.Equal(all, want) {
+		t.Errorf("%v, want %v", all, want)
+	}
+}
 
 // A port number has one spelling; every other one has a reason of its own
 // (contract 1, XDS-23, XDS-65, CNI-46).

@@ -154,9 +154,12 @@ func (r *reading) health(field string, h endpointv1.Health) model.Health {
 
 // ToProto returns the record of ep for the wire or a file; name is the mesh name
 // of its service, which the projection gives. What it returns, FromProto reads
-// back to ep. The error names what of ep cannot be a record. The result shares no
-// memory with ep.
+// back to ep, but for further addresses of link scope, which are left out. The error
+// names what of ep cannot be a record. The result shares no memory with ep.
 func ToProto(ep model.Endpoint, name string) (*endpointv1.ServiceEndpoint, error) {
+	if wide := beyondLink(ep.Addresses); len(wide) > 0 {
+		ep.Addresses = wide
+	}
 	if err := check(ep); err != nil {
 		return nil, fmt.Errorf("record %q: %w", ep.UID, err)
 	}
@@ -260,6 +263,9 @@ func check(ep model.Endpoint) error {
 		if p.Number == 0 || i > 0 && ep.Ports[i-1].Number >= p.Number {
 			return fmt.Errorf("ports are not ascending from 1 at %d", p.Number)
 		}
+		if port.Mesh(p.Number) {
+			return fmt.Errorf("port %d belongs to the mesh", p.Number)
+		}
 		hasDefault = hasDefault || p.Number == ep.Default
 	}
 	if !hasDefault {
@@ -270,5 +276,13 @@ func check(ep model.Endpoint) error {
 
 // usable says whether addr can be dialled as one pod's address from any node.
 func usable(addr netip.Addr) bool {
-	return addr.IsValid() && addr.Zone() == "" && !addr.IsUnspecified() && !addr.IsMulticast()
+	return addr.Zone() == "" && addr.IsGlobalUnicast()
+}
+
+// beyondLink returns the addresses without those of link scope, which a pod may have
+// besides those that other nodes can dial.
+func beyondLink(addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool {
+		return addr.Zone() == "" && addr.IsLinkLocalUnicast()
+	})
 }

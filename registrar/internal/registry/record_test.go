@@ -3,6 +3,7 @@ package registry
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -193,6 +194,17 @@ func TestFromProtoRefuses(t *testing.T) {
 		{func(x *endpointv1.ServiceEndpoint) { x.Service, x.ClusterName = "", "A_B.aether.internal" }, `record "c1-eth0": service "shop/A_B" is not two DNS labels`},
 		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "0.0.0.0" }, `record "c1-eth0": address 0.0.0.0 is no address of a pod`},
 		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "ff02::1" }, `record "c1-eth0": address ff02::1 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "255.255.255.255" }, `record "c1-eth0": address 255.255.255.255 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "127.0.0.1" }, `record "c1-eth0": address 127.0.0.1 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "127.8.0.1" }, `record "c1-eth0": address 127.8.0.1 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "::1" }, `record "c1-eth0": address ::1 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "::ffff:127.0.0.1" }, `record "c1-eth0": address 127.0.0.1 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "169.254.169.254" }, `record "c1-eth0": address 169.254.169.254 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "fe80::1" }, `record "c1-eth0": address fe80::1 is no address of a pod`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Port = 15008 }, `record "c1-eth0": port 15008 belongs to the mesh`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ports = append(x.Ports, 15001) }, `record "c1-eth0": port 15001 belongs to the mesh`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ports = append(x.Ports, 15002) }, `record "c1-eth0": port 15002 belongs to the mesh`},
+		{func(x *endpointv1.ServiceEndpoint) { x.Ports = append(x.Ports, 15053) }, `record "c1-eth0": port 15053 belongs to the mesh`},
 		{func(x *endpointv1.ServiceEndpoint) { x.Ip = "pod" }, `record "c1-eth0": ip: "pod" is not an IP address without zone`},
 		{func(x *endpointv1.ServiceEndpoint) { x.Port = 0 }, `record "c1-eth0": port: is missing although ports has 3`},
 		{func(x *endpointv1.ServiceEndpoint) { x.Weight = 70_000 }, `record "c1-eth0": weight: 70000 is not in 1-65535`},
@@ -252,6 +264,9 @@ func TestToProtoRefuses(t *testing.T) {
 		{func(e *model.Endpoint) { e.Addresses = nil }, `record "c1-eth0": it has no address`},
 		{func(e *model.Endpoint) { e.Addresses = []netip.Addr{{}} }, `record "c1-eth0": address invalid IP is no address of a pod`},
 		{func(e *model.Endpoint) { e.Addresses = []netip.Addr{netip.MustParseAddr("fe80::1%eth0")} }, `record "c1-eth0": address fe80::1%eth0 is no address of a pod`},
+		{func(e *model.Endpoint) { e.Addresses = []netip.Addr{netip.MustParseAddr("fe80::1")} }, `record "c1-eth0": address fe80::1 is no address of a pod`},
+		{func(e *model.Endpoint) { e.Addresses[1] = netip.MustParseAddr("::1") }, `record "c1-eth0": address ::1 is no address of a pod`},
+		{func(e *model.Endpoint) { e.Ports[2].Number = 15008 }, `record "c1-eth0": port 15008 belongs to the mesh`},
 		{func(e *model.Endpoint) { e.Addresses = append(e.Addresses, e.Addresses[0]) }, `record "c1-eth0": address 10.1.0.1 is listed twice`},
 		{func(e *model.Endpoint) { e.Default = 1 }, `record "c1-eth0": default port 1 is not among its 3 ports`},
 		{func(e *model.Endpoint) { e.Ports = nil }, `record "c1-eth0": default port 8080 is not among its 0 ports`},
@@ -264,6 +279,20 @@ func TestToProtoRefuses(t *testing.T) {
 		if se, err := ToProto(ep, "x"); err == nil || err.Error() != tt.want {
 			t.Errorf("got  %v, %v\nwant %s", se, err, tt.want)
 		}
+	}
+}
+
+// An address of link scope that a pod has besides others is its own affair: no other
+// node could dial it, and the record goes out without it.
+func TestToProtoLinkScope(t *testing.T) {
+	ep := read()
+	ep.Addresses = slices.Insert(ep.Addresses, 0, netip.MustParseAddr("fe80::1"))
+	got, err := ToProto(ep, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := wire(); got.GetIp() != want.GetIp() || !slices.Equal(got.GetAddresses(), want.GetAddresses()) || len(ep.Addresses) != 3 {
+		t.Errorf("%s, %v of %v", got.GetIp(), got.GetAddresses(), ep.Addresses)
 	}
 }
 

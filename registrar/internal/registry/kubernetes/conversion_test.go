@@ -77,6 +77,9 @@ func TestReading(t *testing.T) {
 		{name: "port twice", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.Ports = "8080,8080=tcp" }, err: "8080 is listed twice"},
 		{name: "negative weight", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.Weight = -1 }, err: "weight -1 is negative"},
 		{name: "no address of a pod", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.IP = "0.0.0.0" }, err: "0.0.0.0"},
+		{name: "loopback address", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.IP = "127.0.0.1" }, err: "127.0.0.1 is no address of a pod"},
+		{name: "further address of link scope", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.Addresses[1] = "fe80::1" }, leftOut: "address fe80::1 is no address of a pod", want: func(ep *model.Endpoint) { ep.Addresses = ep.Addresses[:1] }},
+		{name: "port of the mesh", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.Ports = "8080,15008=h2" }, err: "port 15008 belongs to the mesh"},
 		{name: "no account", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.ServiceAccount = "" }, err: "service_account"},
 		{name: "no UID", change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.UID = "" }, err: "UID of 0 bytes"},
 	} {
