@@ -7,6 +7,7 @@ import (
 	"io"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -16,8 +17,12 @@ import (
 	"github.com/portolan-mesh/portolan/scripts/lab"
 )
 
-// absentNode is the node of the endpoints that are written here.
-const absentNode = "elsewhere"
+const (
+	// absentNode is the node of the endpoints that are written here.
+	absentNode = "elsewhere"
+	// heldGate keeps their pod from every node.
+	heldGate = "aether.io/bench"
+)
 
 // endpointsPath is where the API server has the namespace's ServiceEndpoints.
 const endpointsPath = "/apis/" + v1alpha1.Group + "/" + v1alpha1.Version + "/namespaces/" + namespace + "/" + v1alpha1.Resource
@@ -50,6 +55,22 @@ func (r *rig) absentRegistrar() (registrar, error) {
 	return registrar{client.CoreV1().RESTClient()}, nil
 }
 
+// owner makes the pod that a fleet belongs to, as the policy demands and so that the
+// garbage collector leaves it. It waits for a node for ever.
+func (r *rig) owner(ctx context.Context, name string) (*corev1.Pod, error) {
+	pod, err := r.client.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: corev1.PodSpec{
+			SchedulingGates: []corev1.PodSchedulingGate{{Name: heldGate}},
+			Containers:      []corev1.Container{{Name: "none", Image: "none"}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("make the pod that endpoints belong to: %w", err)
+	}
+	return pod, nil
+}
+
 // apply writes an endpoint.
 func (r registrar) apply(ctx context.Context, ep *v1alpha1.ServiceEndpoint) error {
 	body, err := json.Marshal(ep)
@@ -61,14 +82,15 @@ func (r registrar) apply(ctx context.Context, ep *v1alpha1.ServiceEndpoint) erro
 	return err
 }
 
-// fleet are synthetic endpoints: pods of so many services in turn.
+// fleet are synthetic endpoints of so many services in turn, all of one pod.
 type fleet struct {
 	name      string
 	endpoints []*v1alpha1.ServiceEndpoint
 	services  int
 }
 
-func newFleet(name string, endpoints, services int, network byte) *fleet {
+func newFleet(name string, endpoints, services int, network byte, pod *corev1.Pod) *fleet {
+	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}}
 	f := &fleet{name: name, services: services}
 	now := time.Now().UnixNano() // no container ID comes twice, and readers count on it
 	for i := range endpoints {
@@ -77,12 +99,12 @@ func newFleet(name string, endpoints, services int, network byte) *fleet {
 		id := fmt.Sprintf("%060x%04x", now, i)
 		f.endpoints = append(f.endpoints, &v1alpha1.ServiceEndpoint{
 			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: v1alpha1.Kind},
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-7d9c5b8f6d-%05d-%012x", service, i, i)},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-7d9c5b8f6d-%05d-%012x", service, i, i), OwnerReferences: owners},
 			Spec: v1alpha1.ServiceEndpointSpec{
 				UID: id + "/eth0", ContainerID: id, SinceUnixNanos: now,
 				Service: service, ClusterName: f.cluster(i), ServiceAccount: service, TrustDomain: "aether.internal",
 				IP: ip, Addresses: []v1alpha1.Address{ip}, Port: 8080, Ports: "8080,9090=h2", Health: v1alpha1.Healthy, Weight: 1,
-				NodeName: absentNode, PodName: fmt.Sprintf("%s-7d9c5b8f6d-%05d", service, i), PodUID: fmt.Sprintf("4c0b6ad5-0000-4000-8000-%012d", i),
+				NodeName: absentNode, PodName: pod.Name, PodUID: string(pod.UID),
 			},
 		})
 	}

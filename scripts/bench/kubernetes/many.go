@@ -33,7 +33,11 @@ func manyEndpoints(ctx context.Context, r *rig) (_ []measure.Figure, err error) 
 	if err != nil {
 		return nil, err
 	}
-	c, err := r.start(ctx, newFleet("many", manyCount, manyServices, 78), manySubscribed)
+	pod, err := r.owner(ctx, "many")
+	if err != nil {
+		return nil, err
+	}
+	c, err := r.start(ctx, newFleet("many", manyCount, manyServices, 78, pod), manySubscribed)
 	if err != nil {
 		return nil, err
 	}

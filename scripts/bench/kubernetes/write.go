@@ -123,7 +123,11 @@ func writeToAnswer(ctx context.Context, r *rig) (_ []measure.Figure, err error) 
 	if err := r.mesh(ctx); err != nil {
 		return nil, err
 	}
-	c, err := r.start(ctx, newFleet("few", writeEndpoints, writeServices, 77), writeServices)
+	pod, err := r.owner(ctx, "few")
+	if err != nil {
+		return nil, err
+	}
+	c, err := r.start(ctx, newFleet("few", writeEndpoints, writeServices, 77, pod), writeServices)
 	if err != nil {
 		return nil, err
 	}

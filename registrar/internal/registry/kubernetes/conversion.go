@@ -39,9 +39,10 @@ func objectOf(ep model.Endpoint, name string) (*v1alpha1.ServiceEndpoint, error)
 	return object, nil
 }
 
-// apiUID is how long the UID of an object of the API server is. The kubelet gives a
-// static pod a shorter one, which is not that of its mirror: the garbage collector
-// would delete what belongs to it.
+// apiUID is how long the UID of an object of the API server is, such as a record of a
+// cluster has; the policy refuses an object without owner. The kubelet gives a static pod
+// a shorter one, which is not that of its mirror: the garbage collector would delete what
+// belongs to it.
 const apiUID = len("00000000-0000-0000-0000-000000000000")
 
 // specOf writes a record of the wire as a spec.

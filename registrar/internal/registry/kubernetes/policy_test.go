@@ -39,6 +39,16 @@ func (c *cluster) bind(t *testing.T, role, user string) {
 	must(t, err)
 }
 
+// owned returns the object of a pod that the API server gave a UID.
+func owned(t *testing.T, node, uid string) *v1alpha1.ServiceEndpoint {
+	t.Helper()
+	ep := endpoint(node, uid, 1)
+	ep.PodUID = "4c0b6ad5-0000-4000-8000-000000000001"
+	object, err := objectOf(ep, "")
+	must(t, err)
+	return object
+}
+
 // A registrar writes endpoints of its own node and nobody else's; others delete at
 // most, if they clean up or administer; nobody moves one to another node.
 func TestPolicy(t *testing.T) {
@@ -65,11 +75,7 @@ func TestPolicy(t *testing.T) {
 	must(t, err)
 	c.bind(t, "administers", "operator")
 
-	object := func(uid string) *v1alpha1.ServiceEndpoint {
-		o, err := objectOf(endpoint("n1", uid, 1), "")
-		must(t, err)
-		return o
-	}
+	object := func(uid string) *v1alpha1.ServiceEndpoint { return owned(t, "n1", uid) }
 	// The API server takes a moment to learn of a policy, and of rights.
 	await(t, "the policy works", func() bool {
 		_, err := registrar2.apply(t.Context(), object("probe"))
@@ -151,6 +157,62 @@ func TestPolicy(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "has no token that is bound to a pod of a node") {
 		t.Errorf("the reason is %v", err)
 	}
+}
+
+// What a registrar writes belongs to the pod that it is of and to nothing else, and
+// nothing holds it: so the garbage collector removes what is written of no pod.
+func TestPolicyOwner(t *testing.T) {
+	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
+	registrar := c.as(t, "registrar of n1", c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1"))
+	const refusal = "it must have the pod of its spec as its one owner"
+	refused := func(err error) bool { return apierrors.IsForbidden(err) && strings.Contains(err.Error(), refusal) }
+	free := func(o *v1alpha1.ServiceEndpoint) { o.OwnerReferences = nil }
+	await(t, "the policy and the rights work", func() bool {
+		probe := owned(t, "n1", "probe")
+		free(probe)
+		_, err := registrar.apply(t.Context(), probe)
+		return refused(err)
+	})
+
+	_, err := registrar.apply(t.Context(), owned(t, "n1", "a"))
+	must(t, err)
+	first := func(o *v1alpha1.ServiceEndpoint) *metav1.OwnerReference { return &o.OwnerReferences[0] }
+	for name, change := range map[string]func(*v1alpha1.ServiceEndpoint){
+		"no owner":        free,
+		"another's name":  func(o *v1alpha1.ServiceEndpoint) { first(o).Name = "payments-2" },
+		"another's UID":   func(o *v1alpha1.ServiceEndpoint) { first(o).UID = "4c0b6ad5-0000-4000-8000-000000000002" },
+		"another group":   func(o *v1alpha1.ServiceEndpoint) { first(o).APIVersion = "apps/v1" },
+		"another kind":    func(o *v1alpha1.ServiceEndpoint) { first(o).Kind = "ConfigMap" },
+		"a second owner":  func(o *v1alpha1.ServiceEndpoint) { o.OwnerReferences = append(o.OwnerReferences, namespaceOwner()) },
+		"no pod name":     func(o *v1alpha1.ServiceEndpoint) { o.Spec.PodName = "" },
+		"no pod UID":      func(o *v1alpha1.ServiceEndpoint) { o.Spec.PodUID = "" },
+		"a finalizer":     func(o *v1alpha1.ServiceEndpoint) { o.Finalizers = []string{"example.com/stay"} },
+		"only a new name": func(o *v1alpha1.ServiceEndpoint) { o.Spec.PodName = "payments-2" },
+	} {
+		for what, uid := range map[string]string{"create": "b", "change": "a"} {
+			o := owned(t, "n1", uid)
+			change(o)
+			if _, err := registrar.apply(t.Context(), o); !refused(err) {
+				t.Errorf("%s with %s: %v", what, name, err)
+			}
+		}
+	}
+
+	// Not refused: the change of an object that waits for its end.
+	must(t, c.raw.Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)).Namespace("shop").
+		Delete(t.Context(), key("a").Name, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}))
+	changed := owned(t, "n1", "a")
+	changed.Spec.Weight = 9
+	result, err := registrar.apply(t.Context(), changed)
+	must(t, err)
+	if len(result.Finalizers) == 0 {
+		t.Error("the object waits for nothing")
+	}
+}
+
+// namespaceOwner is something that stays.
+func namespaceOwner() metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Namespace", Name: "shop", UID: "4c0b6ad5-0000-4000-8000-000000000003"}
 }
 
 // The schema refuses what no registrar writes, whoever sends it.
