@@ -27,21 +27,30 @@ func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(D
 }
 
 func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, decided func(Decision) error) error {
-	m.count.unknown.Add(float64(len(d.Unknown)))
-	for _, k := range d.Unknown {
-		m.log.Warn("unknown annotation ignored", "key", k, "attachment", model.KeyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
-	}
+	m.warnUnknown(d, req)
 	if !d.Meshed {
 		return decided(d)
-	}
-	if m.cfg.Unsupported != nil {
-		return m.cfg.Unsupported
 	}
 	unlock, err := m.keys.lock(ctx, d.Pod.Key)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	return m.attach(ctx, d, decided)
+}
+
+func (m *Manager) warnUnknown(d Decision, req *cniv1.AddRequest) {
+	m.count.unknown.Add(float64(len(d.Unknown)))
+	for _, k := range d.Unknown {
+		m.log.Warn("unknown annotation ignored", "key", k, "attachment", model.KeyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
+	}
+}
+
+// attach makes the attachment that was decided. The caller holds the key's lock.
+func (m *Manager) attach(ctx context.Context, d Decision, decided func(Decision) error) error {
+	if m.cfg.Unsupported != nil {
+		return m.cfg.Unsupported
+	}
 	if err := m.awaitReady(ctx); err != nil {
 		return err
 	}
@@ -99,6 +108,7 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	counted := again && old.told
 	now.pod = pod
 	m.pods[pod.Key] = now
+	delete(m.departed, pod.Key)
 	m.mu.Unlock()
 	m.refresh(ctx, pod)
 
@@ -302,6 +312,7 @@ func (m *Manager) evictAddresses(ctx context.Context, pod model.Pod) error {
 	}
 	for _, p := range old {
 		m.log.Warn("address has a new owner, the older attachment is withdrawn", "attachment", p.Key.String(), "pod", p.Name, "new", pod.Key.String())
+		m.depart(p.Key)
 		if _, err := m.forget(ctx, p.Key, "address re-used", atOnce); err != nil {
 			m.log.Error("cannot remove the record of an older attachment", "attachment", p.Key.String(), "error", err)
 		}

@@ -32,6 +32,8 @@ type Decision struct {
 	Reason string
 	// Pod is what was decided, when Meshed.
 	Pod model.Pod
+	// Ending is how far the pod is on its way out, when Meshed.
+	Ending model.Ending
 	// Unknown are annotation keys under the mesh's prefixes that nothing reads.
 	Unknown []string
 }
@@ -72,7 +74,11 @@ func Decide(req *cniv1.AddRequest, facts Facts) (Decision, error) {
 	if err != nil {
 		return Decision{}, &Error{Kind: BadInput, Err: err}
 	}
-	return Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown}, nil
+	d := Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown}
+	if w != nil {
+		d.Ending = w.Ending
+	}
+	return d, nil
 }
 
 // joins says whether a pod joins, and why: its own annotations win over its label,

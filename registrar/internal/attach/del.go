@@ -16,6 +16,8 @@ func (m *Manager) Del(ctx context.Context, key model.AttachmentKey) (uncaptured 
 		return false, err
 	}
 	defer unlock()
+	// Also of an unknown one: its note and pin are there until the plugin has our answer.
+	m.depart(key)
 	return m.forget(ctx, key, "DEL", drained)
 }
 

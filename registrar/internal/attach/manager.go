@@ -176,6 +176,8 @@ type Manager struct {
 	// call to another package.
 	mu   sync.Mutex
 	pods map[model.AttachmentKey]*attachment
+	// departed says when attachments were taken away that must not come back by adoption.
+	departed map[model.AttachmentKey]time.Time
 	// locality is the node's.
 	locality model.Locality
 	// complaints are the last ones, by the pod's UID, so that each is made once.
@@ -217,7 +219,10 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, store: st, log: cfg.Log, locality: cfg.Locality, pods: map[model.AttachmentKey]*attachment{}, complaints: map[string]string{}}
+	m := &Manager{
+		cfg: cfg, store: st, log: cfg.Log, locality: cfg.Locality,
+		pods: map[model.AttachmentKey]*attachment{}, departed: map[model.AttachmentKey]time.Time{}, complaints: map[string]string{},
+	}
 	if err := m.count.register(cfg.Metrics, m); err != nil {
 		return nil, err
 	}

@@ -12,19 +12,12 @@ import (
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/cni/spool"
-	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
-const (
-	// runMarker lies beside the pin folder, where a reboot wipes it: without it every
-	// stored pin is void, and that many ghosts at once are no surprise.
-	runMarker = "registrar.started"
-	// adoptAge keeps notes of an ADD that is under way out of adoption.
-	adoptAge = 10 * time.Second
-	// adoptTimeout bounds the proof of one adopted pod; the next sweep tries again.
-	adoptTimeout = 5 * time.Second
-)
+// runMarker lies beside the pin folder, where a reboot wipes it: without it every
+// stored pin is void, and that many ghosts at once are no surprise.
+const runMarker = "registrar.started"
 
 // Restore replays the DELs that were spooled while nobody listened, finds pods
 // whose record was lost by what the plugin left beside their pins, and tells
@@ -214,6 +207,9 @@ func (m *Manager) replayDeleted(ctx context.Context) {
 		// The same sandbox was added again after that DEL: the note is void.
 		void := known && a.pod.Since.After(time.Unix(0, e.Note.GetUnixNanos()))
 		m.mu.Unlock()
+		if !void {
+			m.depart(key)
+		}
 		switch {
 		case void:
 		case told:
@@ -231,6 +227,7 @@ func (m *Manager) replayDeleted(ctx context.Context) {
 // Replay takes what the plugin left on disk since the last pass: spooled DELs,
 // pods that run unmeshed although they should not, and pins whose ADD was lost.
 func (m *Manager) Replay(ctx context.Context) {
+	m.forgetDeparted()
 	m.replayDeleted(ctx)
 	for _, p := range m.Pods() {
 		if m.isLate(p.Key) {
@@ -242,7 +239,7 @@ func (m *Manager) Replay(ctx context.Context) {
 			req := e.Note.GetUnmeshed()
 			// Its pin was not kept: the runtime's own path serves.
 			req.Netns = req.GetRuntimeNetns()
-			if m.adopt(ctx, req) {
+			if m.adoptAs(ctx, m.noted(m.cfg.SpoolDir, e, req)) {
 				m.removeNote(m.cfg.SpoolDir, e.Name)
 			}
 		}
@@ -250,8 +247,9 @@ func (m *Manager) Replay(ctx context.Context) {
 	for _, e := range m.scan(m.cfg.NetnsDir) {
 		age := m.cfg.Now().Sub(time.Unix(0, e.Note.GetUnixNanos()))
 		if e.Kind == spool.Attached && age > adoptAge {
-			m.adopt(ctx, e.Note.GetAttached())
-			m.abandon(ctx, e.Note.GetAttached())
+			c := m.noted(m.cfg.NetnsDir, e, e.Note.GetAttached())
+			m.adoptAs(ctx, c)
+			m.abandon(ctx, c)
 		}
 	}
 }
@@ -279,60 +277,6 @@ func (m *Manager) restoreLate(ctx context.Context, key model.AttachmentKey) {
 	if err := m.restorePod(ctx, p); err != nil {
 		m.log.Warn("stored attachment is still not served", "attachment", key.String(), "error", err)
 	}
-}
-
-// abandon removes note and pin of a pod that is not attached and whose network
-// namespace the runtime removed: its ADD was killed before it asked, and no DEL
-// came. The pin would hold the namespace for good.
-func (m *Manager) abandon(ctx context.Context, req *cniv1.AddRequest) {
-	key := model.KeyOf(req.GetAttachment())
-	unlock, err := m.keys.lock(ctx, key)
-	if err != nil {
-		return
-	}
-	defer unlock()
-	if _, err := m.Check(key); err == nil {
-		return // sweepGhosts' affair
-	}
-	if !m.cfg.Capture.Gone(model.Pod{Key: key, Netns: req.GetNetns(), RuntimeNetns: req.GetRuntimeNetns()}) {
-		return
-	}
-	if err := m.cfg.Capture.Unpin(key); err != nil {
-		m.log.Warn("cannot remove the pin of a pod that is gone", "attachment", key.String(), "error", err)
-		return
-	}
-	m.log.Info("removed what an unfinished ADD has left", "attachment", key.String())
-}
-
-// adopt takes a running pod into the mesh without an ADD. It reports whether the
-// request needs no further attention: adopted, known already, not to be meshed,
-// or gone.
-func (m *Manager) adopt(ctx context.Context, req *cniv1.AddRequest) bool {
-	key := model.KeyOf(req.GetAttachment())
-	if _, err := m.Check(key); err == nil {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
-	defer cancel()
-	d, err := m.decide(ctx, req)
-	if err != nil {
-		m.log.Warn("running pod cannot be adopted", "attachment", key.String(), "error", err)
-		return KindOf(err) == BadInput
-	}
-	if !d.Meshed || m.cfg.Capture.Gone(d.Pod) {
-		return true
-	}
-	err = m.Add(ctx, req, func(Decision) error { return nil })
-	if err == nil {
-		_, err = m.cfg.Capture.Ensure(d.Pod, m.cfg.Mesh.TCPPorts())
-	}
-	if err != nil {
-		m.log.Warn("running pod is not adopted yet", "attachment", key.String(), "pod", d.Pod.Name, "error", err)
-		return false
-	}
-	m.count.recovered.Inc()
-	m.log.Info("running pod adopted", "attachment", key.String(), "pod", d.Pod.Name, "service", d.Pod.Service.String())
-	return true
 }
 
 func (m *Manager) scan(dir string) []spool.Entry {
