@@ -600,6 +600,32 @@ func TestGhosts(t *testing.T) {
 	}
 }
 
+// A drained node: a mass of ghosts goes if the orchestrator has let go of their pods as
+// well, and only those. Two witnesses are enough, as for GC (CNI-30).
+func TestGhostsOfEndedPods(t *testing.T) {
+	w, o, m := orchestrated(t)
+	for i := range 10 {
+		req := addRequest(fmt.Sprintf("c%d", i), fmt.Sprintf("web-%d", i), fmt.Sprintf("10.1.0.%d", i+2), multiPort())
+		wl := workload(multiPort())
+		wl.Name, wl.UID = req.GetCniArgs()[argName], fmt.Sprintf("u%d", i)
+		wl.ObjectUID = wl.UID
+		o.set(wl)
+		mustAdd(t, m, req)
+		w.gone[key(req.GetAttachment().GetContainerId())] = true
+	}
+	o.mu.Lock()
+	for i := range 5 {
+		delete(o.pods, fmt.Sprintf("u%d", i))
+	}
+	o.mu.Unlock()
+	for range ghostPasses {
+		m.Sweep(t.Context())
+	}
+	if d := cmp.Diff([]string{"c5", "c6", "c7", "c8", "c9"}, attachedIDs(m)); d != "" {
+		t.Errorf("attached (-want +got):\n%s", d)
+	}
+}
+
 // Contract 4.8: a restart finds what was attached, tells everybody again, and
 // keeps what the registry has until the listen table speaks.
 func TestRestart(t *testing.T) {

@@ -71,10 +71,12 @@ func (m *Manager) Sweep(ctx context.Context) {
 	m.repair()
 }
 
-// sweepGhosts forgets attachments whose netns is gone without a DEL (CNI-26).
+// sweepGhosts forgets attachments whose netns is gone without a DEL (CNI-26). Those of
+// which the orchestrator says as well that they ended are no matter of belief: on a
+// drained node they are many, and they serve nobody any more.
 func (m *Manager) sweepGhosts(ctx context.Context) {
 	pods := m.Pods()
-	var ghosts []model.Pod
+	var ended, doubtful []model.Pod
 	for _, p := range pods {
 		gone := m.cfg.Capture.Gone(p)
 		m.mu.Lock()
@@ -84,18 +86,25 @@ func (m *Manager) sweepGhosts(ctx context.Context) {
 			} else {
 				a.misses = 0
 			}
-			if a.misses >= ghostPasses {
-				ghosts = append(ghosts, p)
+			switch {
+			case a.misses < ghostPasses:
+			case a.ending() == model.Finished:
+				ended = append(ended, p)
+			default:
+				doubtful = append(doubtful, p)
 			}
 		}
 		m.mu.Unlock()
 	}
-	if breaker(len(ghosts), len(pods)) {
+	for _, p := range ended {
+		m.sweep(ctx, p, "it ended and its network namespace is gone")
+	}
+	if breaker(len(doubtful), len(pods)-len(ended)) {
 		m.log.Error("too many attachments look gone at once, none is swept: is the pin folder visible to the registrar?",
-			"gone", len(ghosts), "attached", len(pods), "folder", m.cfg.NetnsDir)
+			"gone", len(doubtful), "attached", len(pods)-len(ended), "folder", m.cfg.NetnsDir)
 		return
 	}
-	for _, p := range ghosts {
+	for _, p := range doubtful {
 		m.sweep(ctx, p, "its network namespace is gone")
 	}
 }
