@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"go.etcd.io/bbolt"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/portolan-mesh/portolan/api/annotation"
@@ -28,6 +31,8 @@ const (
 	// memoryAskers ask at the same time.
 	memoryAskers = 20
 	stateFile    = "/var/lib/portolan/state.db"
+	// localClusters are the one of the registrar and those of the callers' certificates.
+	localClusters = 1 + (memoryServices+annotation.MaxUpstreams-1)/annotation.MaxUpstreams
 )
 
 // envoyMemory starts a node that knows many services of other nodes and looks at
@@ -102,21 +107,36 @@ func awaitClusters(ctx context.Context, n *node.Node) error {
 	defer ticker.Stop()
 	for {
 		found, err := activeClusters(ctx, n)
-		if err == nil && found > memoryServices {
+		if err == nil && found >= memoryServices+localClusters {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("%d clusters in Envoy, want %d", found, memoryServices), err)
+			return errors.Join(fmt.Errorf("%d clusters in Envoy, want %d", found, memoryServices+localClusters), err)
 		case <-ticker.C:
 		}
 	}
 }
 
+// otherNodes is where the pods of other nodes are.
+const otherNodes = "10.77.0.0/16"
+
 // storeEndpoints writes the records of pods of other nodes as a registrar keeps
-// them. Nobody listens at their addresses, which are the node's own, so that each
+// them. Their addresses are made the node's own, where nobody listens, so that each
 // request ends at once.
 func storeEndpoints() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find the loopback interface: %w", err)
+	}
+	_, dst, err := net.ParseCIDR(otherNodes)
+	if err != nil {
+		return err
+	}
+	route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: dst, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: unix.RT_TABLE_LOCAL}
+	if err := netlink.RouteReplace(route); err != nil {
+		return fmt.Errorf("make %s the node's own: %w", otherNodes, err)
+	}
 	if err := os.MkdirAll(filepath.Dir(stateFile), 0o700); err != nil {
 		return fmt.Errorf("make the state folder: %w", err)
 	}
@@ -149,7 +169,7 @@ func serviceName(s int) string { return fmt.Sprintf("memory-%d", s) }
 
 func otherNodesPod(s, e int) *endpointv1.ServiceEndpoint {
 	n := s*memoryEndpoints + e
-	ip := fmt.Sprintf("127.1.%d.%d", n/250, n%250+1)
+	ip := fmt.Sprintf("10.77.%d.%d", n/250, n%250+1)
 	return &endpointv1.ServiceEndpoint{
 		Ip: ip, Addresses: []string{ip}, ClusterName: serviceName(s) + ".aether.internal", Port: 8080, Ports: []uint32{8080}, Weight: 1,
 		Health: endpointv1.Health_HEALTH_HEALTHY, Service: serviceName(s), ServiceAccount: serviceName(s), TrustDomain: "aether.internal",
@@ -178,8 +198,7 @@ func askForAll(ctx context.Context, client *node.Pod) error {
 	return group.Wait()
 }
 
-// activeClusters is how many clusters Envoy has, beside those of services one for
-// the registrar.
+// activeClusters is how many clusters Envoy has.
 func activeClusters(ctx context.Context, n *node.Node) (int, error) {
 	// Not /clusters: its text is of tens of megabytes, which Envoy would keep.
 	text, err := n.EnvoyAdmin(ctx, "/stats?filter=^cluster_manager.active_clusters$&format=json")
