@@ -39,10 +39,15 @@ func (m *Manager) add(ctx context.Context, req *cniv1.AddRequest, d Decision, de
 	return m.attach(ctx, d, decided)
 }
 
+// warnUnknown tells of annotations that nothing reads, in log, metric and to the pod's
+// owner (contract 1).
 func (m *Manager) warnUnknown(d Decision, req *cniv1.AddRequest) {
 	m.count.unknown.Add(float64(len(d.Unknown)))
 	for _, k := range d.Unknown {
 		m.log.Warn("unknown annotation ignored", "key", k, "attachment", model.KeyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
+	}
+	if len(d.Unknown) > 0 && d.Workload != nil {
+		m.complain(*d.Workload, reasonUnknown, unknownKeys(d.Unknown))
 	}
 }
 

@@ -36,6 +36,8 @@ type Decision struct {
 	Ending model.Ending
 	// Unknown are annotation keys under the mesh's prefixes that nothing reads.
 	Unknown []string
+	// Workload is the pod as the orchestrator knows it; nil standalone.
+	Workload *model.Workload
 }
 
 // Facts are what a decision rests on besides the request.
@@ -68,13 +70,13 @@ func Decide(req *cniv1.AddRequest, facts Facts) (Decision, error) {
 		return Decision{}, &Error{Kind: BadInput, Err: err}
 	}
 	if !meshed {
-		return Decision{Reason: reason, Unknown: cfg.Unknown}, nil
+		return Decision{Reason: reason, Unknown: cfg.Unknown, Workload: w}, nil
 	}
 	pod, err := podOf(req, cfg, facts)
 	if err != nil {
 		return Decision{}, &Error{Kind: BadInput, Err: err}
 	}
-	d := Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown}
+	d := Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown, Workload: w}
 	if w != nil {
 		d.Ending = w.Ending
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/annotation"
@@ -24,6 +25,7 @@ const (
 // Reasons of reports to a pod's owner.
 const (
 	reasonInvalid  = "InvalidAnnotation"
+	reasonUnknown  = "UnknownAnnotation"
 	reasonUnmeshed = "NotMeshed"
 )
 
@@ -309,8 +311,15 @@ func (m *Manager) wantsMesh(w model.Workload) bool {
 		m.complain(w, reasonUnmeshed, why)
 	case !meshed && w.Running && w.WordProblem != "" && why == w.WordProblem: // a label, which no ADD refuses
 		m.complain(w, reasonInvalid, "the pod is not in the mesh: "+why)
+	case !meshed && w.Running && len(cfg.Unknown) > 0: // its ADD may never have come here
+		m.complain(w, reasonUnknown, unknownKeys(cfg.Unknown)+"; the pod is not in the mesh: "+why)
 	}
 	return meshed
+}
+
+// unknownKeys says that nothing reads these annotations.
+func unknownKeys(keys []string) string {
+	return "nothing reads the annotation " + strings.Join(keys, " or ") + ": look for a slip in its name"
 }
 
 // adoptMissed takes running pods into the mesh that no ADD told of. A pod without

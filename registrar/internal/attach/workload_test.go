@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"path/filepath"
 	"slices"
@@ -551,6 +552,34 @@ func TestAnnotationsTakenAway(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Contract 1: the owner of a pod with an annotation that nothing reads is told, once,
+// whether the pod is in the mesh or not.
+func TestUnknownAnnotation(t *testing.T) {
+	typo := map[string]string{"endpoint.aether.io/prots": "8080"}
+	t.Run("meshed", func(t *testing.T) {
+		_, o, m := orchestrated(t)
+		annotations := multiPort()
+		maps.Copy(annotations, typo)
+		o.set(workload(annotations))
+		mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", annotations))
+		if len(o.reports) != 1 || !strings.Contains(o.reports[0], reasonUnknown) || !strings.Contains(o.reports[0], "prots") {
+			t.Errorf("reports: %q", o.reports)
+		}
+	})
+	t.Run("running outside", func(t *testing.T) {
+		_, o, m := orchestrated(t)
+		wl := workload(typo)
+		wl.Running = true
+		o.set(wl)
+		for range 3 {
+			m.Sweep(t.Context())
+		}
+		if len(o.reports) != 1 || !strings.Contains(o.reports[0], reasonUnknown) || !strings.Contains(o.reports[0], "not in the mesh") {
+			t.Errorf("reports: %q", o.reports)
+		}
+	})
 }
 
 // Contract 1: an invalid change keeps the old set and is reported once.
