@@ -210,6 +210,10 @@ type attachment struct {
 	// unproven are ports that are not to be called: those that the pod got while it ran
 	// and whose chains Envoy has not acknowledged, and those that are about to go.
 	unproven []uint16
+	// interrupt ends the change of its ports that is under way; nil without one. No other
+	// begins once a DEL came (deleting).
+	interrupt context.CancelFunc
+	deleting  bool
 }
 
 // New returns a Manager with what is stored already loaded, but not yet told to

@@ -145,8 +145,34 @@ func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 		return
 	}
 	defer unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m.setInterrupt(key, cancel)
+	defer m.setInterrupt(key, nil)
 	for m.followPorts(ctx, key) {
 		continue
+	}
+}
+
+func (m *Manager) setInterrupt(key model.AttachmentKey, cancel context.CancelFunc) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a, ok := m.pods[key]; ok {
+		a.interrupt = cancel
+	}
+}
+
+// interruptPorts ends a change of a pod's ports that is under way, for its DEL.
+func (m *Manager) interruptPorts(key model.AttachmentKey) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[key]
+	if !ok {
+		return
+	}
+	a.deleting = true
+	if a.interrupt != nil {
+		a.interrupt()
 	}
 }
 
@@ -157,7 +183,7 @@ func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
 func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool {
 	m.mu.Lock()
 	a, ok := m.pods[key]
-	if !ok || a.leaving || a.workload == nil {
+	if !ok || a.leaving || a.deleting || a.workload == nil {
 		m.mu.Unlock()
 		return false
 	}
