@@ -72,7 +72,7 @@ func (m *Manager) adoptAs(ctx context.Context, c candidate) bool {
 		m.log.Warn("running pod cannot be adopted", "attachment", key.String(), "error", err)
 		return KindOf(err) == BadInput
 	}
-	if !d.Meshed || d.Ending != model.Living {
+	if !d.Meshed || endingOf(d.Workload) != model.Living {
 		return true
 	}
 	if !c.since.IsZero() {

@@ -32,8 +32,6 @@ type Decision struct {
 	Reason string
 	// Pod is what was decided, when Meshed.
 	Pod model.Pod
-	// Ending is how far the pod is on its way out, when Meshed.
-	Ending model.Ending
 	// Unknown are annotation keys under the mesh's prefixes that nothing reads.
 	Unknown []string
 	// Workload is the pod as the orchestrator knows it; nil standalone.
@@ -76,11 +74,7 @@ func Decide(req *cniv1.AddRequest, facts Facts) (Decision, error) {
 	if err != nil {
 		return Decision{}, &Error{Kind: BadInput, Err: err}
 	}
-	d := Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown, Workload: w}
-	if w != nil {
-		d.Ending = w.Ending
-	}
-	return d, nil
+	return Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown, Workload: w}, nil
 }
 
 // joins says whether a pod joins, and why: its own annotations win over its label,

@@ -111,11 +111,14 @@ func (a *attachment) silent(orchestrated bool) bool {
 	return orchestrated && a.workload == nil || a.unread && a.ending() != model.Finished
 }
 
-func (a *attachment) ending() model.Ending {
-	if a.workload == nil {
+func (a *attachment) ending() model.Ending { return endingOf(a.workload) }
+
+// endingOf is how far a pod is on its way out, as far as the orchestrator has said.
+func endingOf(w *model.Workload) model.Ending {
+	if w == nil {
 		return model.Living
 	}
-	return a.workload.Ending
+	return w.Ending
 }
 
 // health returns what a port that can be served is: a pod is Ready standalone, and
