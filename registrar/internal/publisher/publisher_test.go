@@ -241,15 +241,24 @@ func waitFor(t *testing.T, c *xdstest.Client, typeURL, what string, ok func(*xds
 	}
 }
 
-// hosts returns the addresses of a load assignment.
-func hosts(st *xdstest.State, name string) []string {
+// assignment returns a load assignment, nil if there is none.
+func assignment(st *xdstest.State, name string) (*endpointv3.ClusterLoadAssignment, error) {
 	r, ok := st.Resources[name]
 	if !ok {
-		return nil
+		return nil, nil
 	}
-	var la endpointv3.ClusterLoadAssignment
-	if err := r.Body.UnmarshalTo(&la); err != nil {
+	la := &endpointv3.ClusterLoadAssignment{}
+	return la, r.Body.UnmarshalTo(la)
+}
+
+// hosts returns the addresses of a load assignment.
+func hosts(st *xdstest.State, name string) []string {
+	la, err := assignment(st, name)
+	switch {
+	case err != nil:
 		return []string{err.Error()}
+	case la == nil:
+		return nil
 	}
 	out := []string{}
 	for _, l := range la.GetEndpoints() {
@@ -361,13 +370,12 @@ func TestEndpointsAlone(t *testing.T) {
 
 // priorities returns the zones of a load assignment by priority.
 func priorities(st *xdstest.State, name string) []string {
-	r, ok := st.Resources[name]
-	if !ok {
-		return nil
-	}
-	var la endpointv3.ClusterLoadAssignment
-	if err := r.Body.UnmarshalTo(&la); err != nil {
+	la, err := assignment(st, name)
+	switch {
+	case err != nil:
 		return []string{err.Error()}
+	case la == nil:
+		return nil
 	}
 	var out []string
 	for _, l := range la.GetEndpoints() {

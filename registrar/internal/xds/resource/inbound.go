@@ -149,11 +149,16 @@ func mtlsChain(p Pod, c chain) *listenerv3.FilterChain {
 // room. Nothing of the request was delivered then.
 func notDeliveredReplies() *hcmv3.LocalReplyConfig {
 	return &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{{
-		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
-			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{"NC", "UF", "UH", "UO"}},
-		}},
+		Filter:       repliesFor("NC", "UF", "UH", "UO"),
 		HeadersToAdd: []*corev3.HeaderValueOption{notDelivered()},
 	}}}
+}
+
+// repliesFor selects the responses that Envoy makes for one of these reasons.
+func repliesFor(flags ...string) *accesslogv3.AccessLogFilter {
+	return &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
+		ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: flags},
+	}}
 }
 
 // tcpProxy forwards bytes to one cluster for as long as either side likes. Dead

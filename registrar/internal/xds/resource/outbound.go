@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	commonfilterstatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/common/set_filter_state/v3"
@@ -76,9 +75,7 @@ func OutboundHTTP(p Pod) (*listenerv3.Listener, error) {
 func unansweredReplies() *hcmv3.LocalReplyConfig {
 	reason := "%REQ(:AUTHORITY)%: Envoy does not know where it is, and this node's registrar does not answer: look whether it runs, and into its log\n"
 	return &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{{
-		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
-			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{"NC"}},
-		}},
+		Filter: repliesFor("NC"),
 		BodyFormatOverride: &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_TextFormatSource{
 			TextFormatSource: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: reason}},
 		}},
