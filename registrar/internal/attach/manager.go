@@ -77,6 +77,8 @@ type PortState struct {
 type Readiness interface {
 	// Watch calls fn with the first state and with every change, until Forget.
 	Watch(pod model.Pod, fn func(PortState)) error
+	// Kick looks at the pod's table now, if it is watched.
+	Kick(key model.AttachmentKey)
 	Forget(key model.AttachmentKey)
 }
 

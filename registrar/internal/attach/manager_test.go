@@ -174,6 +174,8 @@ func (f fakeReadiness) Watch(p model.Pod, fn func(PortState)) error {
 	return nil
 }
 
+func (f fakeReadiness) Kick(k model.AttachmentKey) { f.w.note("kick %s", k) }
+
 func (f fakeReadiness) Forget(k model.AttachmentKey) {
 	f.w.mu.Lock()
 	defer f.w.mu.Unlock()

@@ -85,6 +85,10 @@ func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 		old := a.workload
 		a.workload = &w
 		m.mu.Unlock()
+		if w.Ready && (old == nil || !old.Ready) {
+			// What made it Ready has just begun to listen, or has long done so.
+			m.cfg.Readiness.Kick(key)
+		}
 		if old == nil || old.Ready != w.Ready || old.Ending != w.Ending {
 			m.publish(ctx, key)
 		}

@@ -111,6 +111,16 @@ func (w *world) listen(k model.AttachmentKey, s PortState) {
 	fn(s)
 }
 
+// count is how often that was noted.
+func (w *world) count(event string) (n int) {
+	for _, e := range w.events() {
+		if e == event {
+			n++
+		}
+	}
+	return n
+}
+
 func (w *world) record(uid string) string {
 	ep, ok := w.endpoints()[uid]
 	if !ok {
@@ -210,7 +220,8 @@ func TestUnknownPod(t *testing.T) {
 }
 
 // A port is HEALTHY only while the pod is Ready, DRAINING from the deletion time on
-// whatever the probes say (XDS-10), and gone with the pod's end (CNI-37).
+// whatever the probes say (XDS-10), and gone with the pod's end (CNI-37). Once it turns
+// Ready its listen table is looked at without waiting for the next turn.
 func TestReadinessAndEnd(t *testing.T) {
 	w, o, m := orchestrated(t)
 	wl := workload(multiPort())
@@ -222,20 +233,25 @@ func TestReadinessAndEnd(t *testing.T) {
 		name   string
 		change func(*model.Workload)
 		want   string
+		looks  int
 	}{
-		{"not Ready", func(*model.Workload) {}, "8080=unhealthy,9090=unhealthy"},
-		{"Ready", func(w *model.Workload) { w.Ready = true }, "8080=healthy,9090=healthy"},
-		{"not Ready again", func(w *model.Workload) { w.Ready = false }, "8080=unhealthy,9090=unhealthy"},
-		{"terminating", func(w *model.Workload) { w.Ending, w.Ready = model.Terminating, true }, "8080=draining,9090=draining"},
-		{"terminating, probes fail", func(w *model.Workload) { w.Ready = false }, "8080=draining,9090=draining"},
-		{"terminating, the application closes a port", func(*model.Workload) { w.listen(key("c1"), listening(9090)) }, "8080=draining,9090=draining"},
-		{"finished", func(w *model.Workload) { w.Ending = model.Finished }, "none"},
+		{"not Ready", func(*model.Workload) {}, "8080=unhealthy,9090=unhealthy", 0},
+		{"Ready", func(w *model.Workload) { w.Ready = true }, "8080=healthy,9090=healthy", 1},
+		{"Ready as before", func(*model.Workload) {}, "8080=healthy,9090=healthy", 1},
+		{"not Ready again", func(w *model.Workload) { w.Ready = false }, "8080=unhealthy,9090=unhealthy", 1},
+		{"terminating", func(w *model.Workload) { w.Ending, w.Ready = model.Terminating, true }, "8080=draining,9090=draining", 2},
+		{"terminating, probes fail", func(w *model.Workload) { w.Ready = false }, "8080=draining,9090=draining", 2},
+		{"terminating, the application closes a port", func(*model.Workload) { w.listen(key("c1"), listening(9090)) }, "8080=draining,9090=draining", 2},
+		{"finished", func(w *model.Workload) { w.Ending = model.Finished }, "none", 2},
 	}
 	for _, s := range steps {
 		s.change(&wl)
 		m.Observe(t.Context(), wl)
 		if got := w.record("c1-eth0"); got != s.want {
 			t.Errorf("%s: %s, want %s", s.name, got, s.want)
+		}
+		if got := w.count("kick c1-eth0"); got != s.looks {
+			t.Errorf("%s: looked at the listen table %d times so far, want %d", s.name, got, s.looks)
 		}
 	}
 	before := len(w.events())
@@ -294,7 +310,7 @@ func TestRestartBeforeTheListenTableIsRead(t *testing.T) {
 	join(again)
 	before := len(w.events())
 	again.Observe(t.Context(), wl)
-	if got := w.events()[before:]; len(got) != 0 {
+	if got := w.events()[before:]; !slices.Equal(got, []string{"kick c1-eth0"}) {
 		t.Errorf("before the listen table was read the orchestrator's word led to %v", got)
 	}
 	wl.Ending = model.Finished

@@ -110,8 +110,8 @@ func (w *Watcher) Forget(key model.AttachmentKey) {
 	w.end(p)
 }
 
-// Kick polls the pod now, and more often for a while: something is about to
-// change.
+// Kick polls the pod now, and more often for a while: something has changed, or is
+// about to. A key that is not watched is no error.
 func (w *Watcher) Kick(key model.AttachmentKey) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

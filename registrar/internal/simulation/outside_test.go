@@ -67,6 +67,9 @@ func (o *outside) Watch(pod model.Pod, fn func(attach.PortState)) error {
 	return nil
 }
 
+// Kick implements attach.Readiness. Every change of a table is told at once here.
+func (o *outside) Kick(model.AttachmentKey) {}
+
 // Forget implements attach.Readiness.
 func (o *outside) Forget(key model.AttachmentKey) {
 	o.mu.Lock()
