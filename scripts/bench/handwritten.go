@@ -17,7 +17,7 @@ import (
 type byHand struct{ cmd *exec.Cmd }
 
 // startByHand starts it and waits until it answers.
-func startByHand(ctx context.Context, r *rig, client, server *node.Pod) (*byHand, error) {
+func startByHand(ctx context.Context, r *rig, workers int, client, server *node.Pod) (*byHand, error) {
 	dir := filepath.Join(logDir, "handwritten")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make a folder: %w", err)
@@ -32,7 +32,7 @@ func startByHand(ctx context.Context, r *rig, client, server *node.Pod) (*byHand
 		return nil, fmt.Errorf("make a log: %w", err)
 	}
 	defer log.Close()                                                  // Envoy has its own descriptor
-	cmd := exec.Command(r.envoyPath(), handwritten.Arguments(path)...) //nolint:noctx // lives until stop
+	cmd := exec.Command(r.envoyPath(), handwritten.Arguments(path, workers)...) //nolint:noctx // lives until stop
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the hand-written Envoy: %w", err)

@@ -45,6 +45,8 @@ type Options struct {
 	LogDir string
 	// RegistrarFlags are added to `registrar run`.
 	RegistrarFlags []string
+	// Workers is Envoy's --concurrency; 2 when zero.
+	Workers int
 	// DrainTime is Envoy's --drain-time-s; 2 s when zero. A removed listener
 	// holds its pod's network namespace that long.
 	DrainTime time.Duration
@@ -108,6 +110,7 @@ func (o *Options) complete() error {
 		}
 	}
 	o.Envoy = cmp.Or(o.Envoy, filepath.Join(o.Bin, "envoy"))
+	o.Workers = cmp.Or(o.Workers, 2)
 	o.DrainTime = cmp.Or(o.DrainTime, 2*time.Second)
 	o.CNIVersion = cmp.Or(o.CNIVersion, "1.1.0")
 	var missing []string
@@ -130,7 +133,7 @@ func (n *Node) Binary(name string) string { return filepath.Join(n.options.Bin, 
 
 func (n *Node) envoyArgs() []string {
 	return []string{
-		n.options.Envoy, "-c", n.bootstrapPath(), "--concurrency", "2", "--disable-hot-restart",
+		n.options.Envoy, "-c", n.bootstrapPath(), "--concurrency", strconv.Itoa(n.options.Workers), "--disable-hot-restart",
 		"--drain-strategy", "immediate", "--drain-time-s", strconv.Itoa(int(n.options.DrainTime.Seconds())),
 	}
 }

@@ -26,6 +26,8 @@ const (
 	fortioImage = "portolan/fortio:lab"
 	// pins is where the plugin keeps the pods' network namespaces, with a note each.
 	pins = "/run/portolan/netns"
+	// workers of each of the four Envoys: what the nodes of the lab have processors.
+	workers = 2
 )
 
 // requests compares requests from a pod to one on the other node. Each node's Envoy is
@@ -69,7 +71,7 @@ func requests(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 		ours = append(ours, mesh["envoy"])
 	}
 	comparison := traffic.Comparison{
-		Hops:   "two Envoys with two workers each, on two nodes",
+		Hops:   fmt.Sprintf("two Envoys with %d workers each, on two nodes", workers),
 		Direct: traffic.Way{URL: fmt.Sprintf("http://%s:8080/", ip)},
 		Mesh:   traffic.Way{URL: "http://traffic." + namespace + ".aether.internal/", Envoys: ours},
 		HTTP1:  traffic.Way{URL: fmt.Sprintf("http://127.0.0.1:%d/", handwritten.HTTP1Port), Envoys: written.pids},
@@ -84,8 +86,12 @@ func requests(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 			return nil, err
 		}
 	}
-	figures, err := comparison.Measure(ctx)
-	return figures, errors.Join(err, w.end(ctx, r, server, client))
+	latency, err := comparison.Latency(ctx)
+	if err != nil {
+		return nil, err
+	}
+	throughput, err := comparison.Throughput(ctx)
+	return append(latency, throughput...), errors.Join(err, w.end(ctx, r, server, client))
 }
 
 // fortioPod is a pod that runs fortio's server.
@@ -153,7 +159,7 @@ func (h *byHand) start(ctx context.Context, r *rig, node int, config handwritten
 	if err := config.Write(path); err != nil {
 		return err
 	}
-	program := append([]string{cmp.Or(os.Getenv("ENVOY"), filepath.Join(r.lab.Root, "bin/envoy"))}, handwritten.Arguments(path)...)
+	program := append([]string{cmp.Or(os.Getenv("ENVOY"), filepath.Join(r.lab.Root, "bin/envoy"))}, handwritten.Arguments(path, workers)...)
 	cmd := r.lab.Command(context.WithoutCancel(ctx), append([]string{r.lab.Script(), "node", fmt.Sprint(node)}, program...)...)
 	if err := cmd.Start(); err != nil {
 		return err

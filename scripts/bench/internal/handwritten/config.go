@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"text/template"
 )
@@ -32,9 +33,10 @@ type Config struct {
 	ServerIP netip.Addr
 }
 
-// Arguments are Envoy's: those of a node's Envoy, with the configuration at a path.
-func Arguments(path string) []string {
-	return []string{"-c", path, "--concurrency", "2", "--disable-hot-restart"}
+// Arguments are Envoy's: those of a node's Envoy with so many workers, with the
+// configuration at a path.
+func Arguments(path string, workers int) []string {
+	return []string{"-c", path, "--concurrency", strconv.Itoa(workers), "--disable-hot-restart"}
 }
 
 // Write writes Envoy's configuration.
