@@ -109,8 +109,10 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, facts Facts) (model.Pod
 		return model.Pod{}, fmt.Errorf("%s %q is not a DNS label: use lower-case letters, digits and hyphens, at most 63", argNamespace, namespace)
 	}
 	uid, account, fallback, what := args[argUID], "", args[argName], "name"
+	runtimeUID := uid
 	if w := facts.Workload; w != nil {
 		uid, account, fallback, what = w.ObjectUID, w.Account, w.Account, "ServiceAccount"
+		runtimeUID = w.UID
 	}
 	service := cmp.Or(cfg.Service, fallback)
 	if !authority.ValidLabel(service) {
@@ -139,6 +141,7 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, facts Facts) (model.Pod
 		Namespace:    namespace,
 		Name:         args[argName],
 		UID:          uid,
+		RuntimeUID:   runtimeUID,
 		Service:      model.ServiceKey{Namespace: namespace, Name: service},
 		// Standalone, the account is the service (contract 3).
 		Identity:      model.Identity{TrustDomain: facts.TrustDomain, Namespace: namespace, Account: cmp.Or(account, service)},

@@ -39,6 +39,7 @@ type world struct {
 	silentListen bool // the listen table never shows the mesh ports
 	removeErr    error
 	onPublish    func()           // called once, before a record is taken
+	onReady      func()           // called when an ADD has been decided
 	connected    int              // so many looks find connections to the pod
 	tcpPorts     []netip.AddrPort // of the mesh
 }
@@ -79,6 +80,9 @@ func (w *world) Missing() string {
 }
 
 func (w *world) AwaitReady(context.Context) error {
+	if w.onReady != nil {
+		w.onReady()
+	}
 	if missing := w.Missing(); missing != "" {
 		return errors.New(missing)
 	}

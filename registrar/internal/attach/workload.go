@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -61,15 +62,40 @@ func (m *Manager) refresh(ctx context.Context, pod model.Pod) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, knownWait)
 	defer cancel()
-	w, err := m.cfg.Workloads.Lookup(ctx, pod.Namespace, pod.Name, pod.UID)
+	w, err := m.cfg.Workloads.Lookup(ctx, pod.Namespace, pod.Name, cmp.Or(pod.RuntimeUID, pod.UID))
 	if err != nil {
-		w = model.Workload{Namespace: pod.Namespace, Name: pod.Name, ObjectUID: pod.UID, Ending: model.Finished}
+		w = finished(pod)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if a, ok := m.pods[pod.Key]; ok {
-		a.workload = &w
+		a.hear(w)
 	}
+}
+
+// finished is the word on a pod that the orchestrator does not have any more.
+func finished(p model.Pod) model.Workload {
+	return model.Workload{Namespace: p.Namespace, Name: p.Name, UID: p.RuntimeUID, ObjectUID: p.UID, Ending: model.Finished}
+}
+
+// isOf reports whether w is the pod. Its API object is not always the one that it began
+// with: that of a static pod is only its mirror, and is made anew when somebody deletes
+// it. A UID that the runtime is told proves nothing of itself, as objects name any.
+func isOf(w model.Workload, p model.Pod) bool {
+	if p.UID != "" && p.UID == w.ObjectUID {
+		return true
+	}
+	return p.RuntimeUID != "" && p.RuntimeUID == w.UID && p.Namespace == w.Namespace && p.Name == w.Name
+}
+
+// hear takes the orchestrator's word on the pod, and reports whether its record has to
+// say another thing for it. The pod belongs to the API object that it has now: what
+// belongs to a former one is removed with it. The caller holds mu.
+func (a *attachment) hear(w model.Workload) bool {
+	old := a.workload
+	moved := a.pod.UID != w.ObjectUID
+	a.workload, a.pod.UID, a.pod.RuntimeUID = &w, w.ObjectUID, cmp.Or(w.UID, a.pod.RuntimeUID)
+	return moved || old == nil || old.Ready != w.Ready || old.Ending != w.Ending
 }
 
 // Observe takes what the orchestrator says of a pod now: its readiness, its end and
@@ -82,14 +108,14 @@ func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 			m.mu.Unlock()
 			continue
 		}
-		old := a.workload
-		a.workload = &w
+		turned := w.Ready && (a.workload == nil || !a.workload.Ready)
+		changed := a.hear(w)
 		m.mu.Unlock()
-		if w.Ready && (old == nil || !old.Ready) {
+		if turned {
 			// What made it Ready has just begun to listen, or has long done so.
 			m.cfg.Readiness.Kick(key)
 		}
-		if old == nil || old.Ready != w.Ready || old.Ending != w.Ending {
+		if changed {
 			m.publish(ctx, key)
 		}
 		if w.Ending == model.Living {
@@ -104,7 +130,7 @@ func (m *Manager) attachmentsOf(w model.Workload) []model.AttachmentKey {
 	defer m.mu.Unlock()
 	var out []model.AttachmentKey
 	for key, a := range m.pods {
-		if a.pod.UID != "" && a.pod.UID == w.ObjectUID {
+		if isOf(w, a.pod) {
 			out = append(out, key)
 		}
 	}
@@ -303,6 +329,8 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 	if m.cfg.Workloads == nil {
 		return
 	}
+	// First what is attached: so no word on a pod is older than what is known of it.
+	pods := m.Pods()
 	workloads, ok := m.cfg.Workloads.Pods()
 	if !ok {
 		return
@@ -313,10 +341,16 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 	}
 	m.forgetComplaints(known)
 	attached := map[string]bool{}
-	for _, p := range m.Pods() {
-		attached[p.UID] = true
-		if _, ok := known[p.UID]; !ok && p.UID != "" {
-			m.Observe(ctx, model.Workload{Namespace: p.Namespace, Name: p.Name, ObjectUID: p.UID, Ending: model.Finished})
+	for _, p := range pods {
+		i := slices.IndexFunc(workloads, func(w model.Workload) bool { return isOf(w, p) })
+		switch {
+		case i >= 0:
+			attached[workloads[i].ObjectUID] = true
+			if workloads[i].ObjectUID != p.UID {
+				m.Observe(ctx, workloads[i])
+			}
+		case p.UID != "":
+			m.Observe(ctx, finished(p))
 		}
 	}
 	m.adoptMissed(ctx, slices.DeleteFunc(workloads, func(w model.Workload) bool { return attached[w.ObjectUID] || !m.wantsMesh(w) }))

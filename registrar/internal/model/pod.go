@@ -26,6 +26,10 @@ type Pod struct {
 	Namespace string
 	Name      string
 	UID       string
+	// RuntimeUID is what the runtime calls the pod. Of a static pod it is not UID, which
+	// is that of its API object and changes when that is made anew; empty when nobody
+	// said it.
+	RuntimeUID string
 	// Service is the service that the pod belongs to.
 	Service ServiceKey
 	// Identity is the workload identity its certificates carry.

@@ -5,4 +5,7 @@
 //
 // An ADD asks it for its pod and waits at most a moment; no call to the API is made
 // for that. With the API away, what was seen last stands (contract 4.8).
+//
+// A static pod is told by what the runtime knows it by. Its API object is but a mirror:
+// who deletes that ends nothing, and the kubelet makes another one.
 package podsource

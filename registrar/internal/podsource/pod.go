@@ -24,8 +24,31 @@ type pod struct {
 	word    annotation.Managed
 	problem string
 	created time.Time
-	// gone: its object was deleted; the sink has to be told.
-	gone bool
+	// mirror: the object stands for a static pod, which comes and goes without it.
+	mirror bool
+	// reported: the kubelet has written into the object how the pod is.
+	reported bool
+	// gone: its object was deleted, and no other has taken its place. The pod counts as
+	// ended from then on, a static one only from until.
+	gone  bool
+	until time.Time
+}
+
+// podKey finds a pod by its name and by the UID that the runtime is told. The UID alone
+// would not do: whoever may make pods may make a mirror that names another pod's.
+type podKey struct{ namespace, name, uid string }
+
+func (p *pod) key() podKey { return podKey{p.workload.Namespace, p.workload.Name, p.workload.UID} }
+
+// ended reports whether the pod is none of this node's any more.
+func (p *pod) ended(now time.Time) bool { return p.gone && !now.Before(p.until) }
+
+// succeed takes over from the object before it what the kubelet has not said yet of a
+// mirror that was made anew: to the containers nothing has happened.
+func (p *pod) succeed(old pod) {
+	if p.mirror && !p.reported && old.workload.Ending == model.Living {
+		p.workload.Running, p.workload.Ready = old.workload.Running, old.workload.Ready
+	}
 }
 
 // trim is the informers' transform: nothing but what podOf reads stays in memory.
@@ -69,11 +92,13 @@ func managedOnly(labels map[string]string) map[string]string {
 func podOf(p *corev1.Pod) pod {
 	out := pod{created: p.CreationTimestamp.Time}
 	out.word, out.problem = labelWord("pod", p.Labels)
+	condition, reported := ready(p)
+	out.reported = reported
 	w := &out.workload
 	*w = model.Workload{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), ObjectUID: string(p.UID),
 		Account: p.Spec.ServiceAccountName, HostNetwork: p.Spec.HostNetwork,
-		Running: p.Status.Phase == corev1.PodRunning, Ready: ready(p), Ending: ending(p),
+		Running: p.Status.Phase == corev1.PodRunning, Ready: condition, Ending: ending(p),
 	}
 	if w.Account == "" {
 		w.Account = "default" // as the API server fills it in
@@ -81,7 +106,7 @@ func podOf(p *corev1.Pod) pod {
 	for key, value := range p.Annotations {
 		switch {
 		case key == mirrorAnnotation:
-			w.UID = value
+			w.UID, out.mirror = value, true
 		case annotation.Own(key):
 			if w.Annotations == nil {
 				w.Annotations = map[string]string{}
@@ -105,17 +130,18 @@ func labelWord(kind string, labels map[string]string) (word annotation.Managed, 
 	return word, ""
 }
 
-func ready(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+// ready is the pod's Ready condition; ok is false while the kubelet has not written it.
+func ready(p *corev1.Pod) (value, ok bool) {
+	i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+	return i >= 0 && p.Status.Conditions[i].Status == corev1.ConditionTrue, i >= 0
 }
 
 func ending(p *corev1.Pod) model.Ending {
+	_, mirror := p.Annotations[mirrorAnnotation]
 	switch {
 	case p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed:
 		return model.Finished
-	case p.DeletionTimestamp != nil:
+	case p.DeletionTimestamp != nil && !mirror: // who deletes a mirror ends no static pod
 		return model.Terminating
 	}
 	return model.Living

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -27,6 +28,11 @@ import (
 
 // workers is how many pods' changes the sink works on at one time.
 const workers = 4
+
+// mirrorGrace is how long a static pod whose mirror was deleted counts as it was: its
+// containers go on, and the kubelet makes another mirror, at once or, where the API
+// server refused it, a minute and a half later.
+const mirrorGrace = 2 * time.Minute
 
 // Config is what a Source needs.
 type Config struct {
@@ -49,16 +55,15 @@ type Source struct {
 	cfg        Config
 	pods       cache.SharedIndexInformer
 	namespaces cache.SharedIndexInformer
-	// queue holds the UIDs whose state the sink has not got; of one UID the sink
+	// queue holds the pods whose state the sink has not got; of one pod the sink
 	// works on one state at a time.
-	queue   workqueue.TypedInterface[string]
+	queue   workqueue.TypedDelayingInterface[podKey]
 	metrics metrics
 	// synced say whether the first lists have arrived here, not only in the informers.
 	synced []cache.InformerSynced
 
-	mu sync.Mutex // guards the rest
-	// known finds a pod by the UID that the runtime is told.
-	known map[string]pod
+	mu    sync.Mutex // guards the rest
+	known map[podKey]pod
 	// words are the namespaces' labels; a namespace without one is there too.
 	words map[string]word
 	// changed is closed, and made anew, at every change.
@@ -78,8 +83,8 @@ func New(cfg Config) (*Source, error) {
 	}
 	s := &Source{
 		cfg:     cfg,
-		queue:   workqueue.NewTyped[string](),
-		known:   map[string]pod{},
+		queue:   workqueue.NewTypedDelayingQueue[podKey](),
+		known:   map[podKey]pod{},
 		words:   map[string]word{},
 		changed: make(chan struct{}),
 	}
@@ -104,7 +109,7 @@ func New(cfg Config) (*Source, error) {
 func (s *Source) handle() error {
 	pods, err := s.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    s.onPod,
-		UpdateFunc: func(_, obj any) { s.onPod(obj) },
+		UpdateFunc: s.onPodChanged,
 		DeleteFunc: s.onPodGone,
 	})
 	if err != nil {
@@ -138,7 +143,7 @@ func (s *Source) watchFailed(what string) cache.WatchErrorHandlerWithContext {
 
 // Run watches until ctx ends. sink gets every pod that there is, then every
 // change; of one pod one state at a time and always the latest. A pod whose object
-// is gone comes once more, as Finished.
+// is gone comes once more, as Finished; a static one only when no other mirror comes.
 func (s *Source) Run(ctx context.Context, sink func(context.Context, model.Workload)) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { s.pods.RunWithContext(ctx); return nil })
@@ -160,29 +165,34 @@ func (s *Source) Run(ctx context.Context, sink func(context.Context, model.Workl
 // work hands changes to sink until the queue is shut down.
 func (s *Source) work(ctx context.Context, sink func(context.Context, model.Workload)) {
 	for {
-		uid, end := s.queue.Get()
+		key, end := s.queue.Get()
 		if end {
 			return
 		}
-		if w, ok := s.take(uid); ok && ctx.Err() == nil {
+		if w, ok := s.take(key); ok && ctx.Err() == nil {
 			sink(ctx, w)
 		}
-		s.queue.Done(uid)
+		s.queue.Done(key)
 	}
 }
 
-// take returns the pod's state for the sink; one that is gone is forgotten with it.
-func (s *Source) take(uid string) (model.Workload, bool) {
+// take returns the pod's state for the sink; one that has ended is forgotten with it. Of
+// one whose end is not certain yet there is nothing to say.
+func (s *Source) take(key podKey) (model.Workload, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, ok := s.known[uid]
-	if !ok {
+	p, ok := s.known[key]
+	now := time.Now()
+	switch {
+	case !ok:
 		return model.Workload{}, false
-	}
-	if p.gone {
-		delete(s.known, uid)
+	case p.ended(now):
+		delete(s.known, key)
 		p.workload.Ready, p.workload.Ending = false, model.Finished
 		return p.workload, true
+	case p.gone:
+		s.queue.AddAfter(key, p.until.Sub(now))
+		return model.Workload{}, false
 	}
 	return s.complete(p)
 }
@@ -221,12 +231,12 @@ func (s *Source) Lookup(ctx context.Context, namespace, name, uid string) (model
 func (s *Source) find(namespace, name, uid string) (w model.Workload, ok bool, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, ok := s.known[uid]
+	p, ok := s.known[podKey{namespace, name, uid}]
 	if !ok {
 		p, ok = s.youngest(namespace, name)
 		ok = ok && (uid == "" || p.workload.ObjectUID == uid)
 	}
-	if ok = ok && !p.gone && p.workload.Namespace == namespace && p.workload.Name == name; ok {
+	if ok = ok && !p.ended(time.Now()); ok {
 		w, ok = s.complete(p)
 	}
 	return w, ok, s.changed
@@ -234,8 +244,9 @@ func (s *Source) find(namespace, name, uid string) (w model.Workload, ok bool, c
 
 // youngest finds a pod by its name. The caller holds mu.
 func (s *Source) youngest(namespace, name string) (found pod, ok bool) {
+	now := time.Now()
 	for _, p := range s.known {
-		if !p.gone && p.workload.Namespace == namespace && p.workload.Name == name && (!ok || p.created.After(found.created)) {
+		if !p.ended(now) && p.workload.Namespace == namespace && p.workload.Name == name && (!ok || p.created.After(found.created)) {
 			found, ok = p, true
 		}
 	}
@@ -253,8 +264,9 @@ func (s *Source) Pods() (pods []model.Workload, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]model.Workload, 0, len(s.known))
+	now := time.Now()
 	for _, p := range s.known {
-		if w, ok := s.complete(p); ok && !p.gone {
+		if w, ok := s.complete(p); ok && !p.ended(now) {
 			out = append(out, w)
 		}
 	}
@@ -271,21 +283,50 @@ func (s *Source) count() int {
 }
 
 func (s *Source) onPod(obj any) {
-	if o, ok := obj.(*corev1.Pod); ok {
-		p := podOf(o)
-		s.change(func() { s.known[p.workload.UID] = p }, p.workload.UID)
+	o, ok := obj.(*corev1.Pod)
+	if !ok {
+		return
 	}
+	p := podOf(o)
+	key := p.key()
+	s.change(func() {
+		if old, ok := s.known[key]; ok {
+			p.succeed(old)
+		}
+		s.known[key] = p
+	}, key)
+}
+
+// onPodChanged is told one change as well of a pod that was deleted and of the one that
+// took its name, when both were done before a watch that had failed was made again.
+func (s *Source) onPodChanged(was, is any) {
+	old, ok := was.(*corev1.Pod)
+	if p, ok2 := is.(*corev1.Pod); ok && ok2 && old.UID != p.UID {
+		s.onPodGone(old)
+	}
+	s.onPod(is)
 }
 
 func (s *Source) onPodGone(obj any) {
 	if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = last.Obj
 	}
-	if o, ok := obj.(*corev1.Pod); ok {
-		p := podOf(o)
-		p.gone = true
-		s.change(func() { s.known[p.workload.UID] = p }, p.workload.UID)
+	o, ok := obj.(*corev1.Pod)
+	if !ok {
+		return
 	}
+	p := podOf(o)
+	key := p.key()
+	s.change(func() {
+		if old, ok := s.known[key]; ok && old.workload.ObjectUID == p.workload.ObjectUID {
+			p = old // with what it took over
+		}
+		p.gone = true
+		if p.mirror && p.workload.Ending == model.Living {
+			p.until = time.Now().Add(mirrorGrace)
+		}
+		s.known[key] = p
+	}, key)
 }
 
 func (s *Source) onNamespace(obj any) {
@@ -308,10 +349,10 @@ func (s *Source) onNamespaceGone(obj any) {
 func (s *Source) setWord(namespace string, next word) {
 	s.mu.Lock()
 	old, known := s.words[namespace]
-	var affected []string
-	for uid, p := range s.known {
-		if p.workload.Namespace == namespace {
-			affected = append(affected, uid)
+	var affected []podKey
+	for key := range s.known {
+		if key.namespace == namespace {
+			affected = append(affected, key)
 		}
 	}
 	s.mu.Unlock()
@@ -323,13 +364,13 @@ func (s *Source) setWord(namespace string, next word) {
 
 // change applies one change, wakes those that wait and queues the pods that it
 // touches.
-func (s *Source) change(apply func(), uids ...string) {
+func (s *Source) change(apply func(), keys ...podKey) {
 	s.mu.Lock()
 	apply()
 	close(s.changed)
 	s.changed = make(chan struct{})
 	s.mu.Unlock()
-	for _, uid := range uids {
-		s.queue.Add(uid)
+	for _, key := range keys {
+		s.queue.Add(key)
 	}
 }

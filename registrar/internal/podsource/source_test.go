@@ -255,6 +255,39 @@ func TestStaticPod(t *testing.T) {
 	}
 }
 
+// kubectl delete of a static pod's mirror: what the API server makes of it ends nothing,
+// and the mirror that the kubelet makes then is the same pod's.
+func TestMirrorDeleted(t *testing.T) {
+	c := newCluster(t)
+	must(t)(c.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{}))
+	c.namespace("shop", nil)
+	mirror := func() *corev1.Pod {
+		return c.pod("shop", "static-node1", node, func(p *corev1.Pod) {
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "0123456789abcdef"}
+			p.Spec.ServiceAccountName = ""
+		})
+	}
+	first := mirror()
+	c.status(first, isReady(corev1.ConditionTrue))
+	c.await("Ready", func(w model.Workload) bool { return w.Ready })
+	c.delete(first, 30)
+	c.delete(first, 0)
+	second := mirror()
+	w := c.await("the second mirror", func(w model.Workload) bool { return w.ObjectUID == string(second.UID) })
+	if w.UID != "0123456789abcdef" || !w.Ready || !w.Running {
+		t.Errorf("the second mirror: %+v", w)
+	}
+	c.status(second, isReady(corev1.ConditionFalse))
+	c.await("what the kubelet says of the second mirror", func(w model.Workload) bool { return w.ObjectUID == string(second.UID) && !w.Ready })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.told {
+		if w.Ending != model.Living {
+			t.Errorf("told %+v", w)
+		}
+	}
+}
+
 // A pod that comes while an ADD already waits for it ends the wait; and with the
 // API server away what was seen last stands, and is caught up afterwards.
 func TestLateAndAway(t *testing.T) {

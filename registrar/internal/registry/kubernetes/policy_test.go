@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -208,6 +209,49 @@ func TestPolicyOwner(t *testing.T) {
 	if len(result.Finalizers) == 0 {
 		t.Error("the object waits for nothing")
 	}
+}
+
+// The record of a pod whose API object is made anew, as the mirror of a static pod is,
+// belongs to the new one: the object is changed in place, and one that was removed with
+// the former owner does not wait for its turn to be put back.
+func TestPolicyNewOwner(t *testing.T) {
+	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
+	config := c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1")
+	registrar := c.as(t, "registrar of n1", config)
+	await(t, "the policy and the rights work", func() bool {
+		probe := owned(t, "n1", "probe")
+		probe.OwnerReferences = nil
+		_, err := registrar.apply(t.Context(), probe)
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "as its one owner")
+	})
+	n := newNode(t, "n1", config)
+	ep := endpoint("n1", "a", 1)
+	publish := func(mirror string) {
+		t.Helper()
+		ep.PodUID, ep.Generation = "4c0b6ad5-0000-4000-8000-00000000000"+mirror, ep.Generation+1
+		must(t, n.Publish(t.Context(), ep))
+	}
+	isOwned := func() bool {
+		object, ok := c.list(t)[key("a").Name]
+		return ok && len(object.OwnerReferences) == 1 && string(object.OwnerReferences[0].UID) == ep.PodUID && object.Spec.PodUID == ep.PodUID
+	}
+	publish("1")
+	await(t, "the object of the first mirror", isOwned)
+	made := c.list(t)[key("a").Name].UID
+	publish("2")
+	await(t, "the object of the second mirror", isOwned)
+	if now := c.list(t)[key("a").Name].UID; now != made {
+		t.Error("the object was made anew for its new owner")
+	}
+	// The garbage collector is faster than the kubelet, as often as it may be.
+	const removals = 12 // the next put-back is in minutes
+	n.mu.Lock()
+	n.own[key("a")].putBacks, n.own[key("a")].last = removals, time.Now()
+	n.mu.Unlock()
+	must(t, c.objects.delete(t.Context(), key("a"), made))
+	await(t, "the registrar knows that the object is gone", func() bool { return n.value(t, "portolan_registry_put_back_total") > 0 })
+	publish("3")
+	await(t, "the object of the third mirror", isOwned)
 }
 
 // namespaceOwner is something that stays.

@@ -1,0 +1,134 @@
+package attach
+
+import (
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// static is a static pod whose mirror has that UID; the runtime knows the pod as "hash".
+func static(mirror string) model.Workload {
+	w := workload(multiPort())
+	w.UID, w.ObjectUID = "hash", mirror
+	return w
+}
+
+// addStatic attaches the static pod, which listens.
+func addStatic(t *testing.T, w *world, m *Manager) {
+	t.Helper()
+	req := addRequest("c1", "payments-1", "10.1.0.2", multiPort())
+	req.CniArgs[argUID] = "hash"
+	mustAdd(t, m, req)
+	w.listen(key("c1"), listening(8080, 9090))
+}
+
+// owner returns the record's ports and the API object that it belongs to.
+func (w *world) owner(uid string) string {
+	return w.record(uid) + " of " + w.endpoints()[uid].PodUID
+}
+
+const served = "8080=healthy,9090=healthy of "
+
+// A static pod whose mirror is made anew is served on, and its record belongs to the new
+// mirror: what belongs to the former one is removed with it. Whoever tells first, the
+// stream or the complete list, and also when the registrar was away meanwhile.
+func TestMirrorMadeAnew(t *testing.T) {
+	told := map[string]func(*testing.T, *Manager, model.Workload){
+		"by the stream": func(t *testing.T, m *Manager, w model.Workload) { t.Helper(); m.Observe(t.Context(), w) },
+		"by the list":   func(t *testing.T, m *Manager, _ model.Workload) { t.Helper(); m.Sweep(t.Context()) },
+	}
+	for name, tell := range told {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+			m := newManager(t, w, db)
+			o := join(m)
+			o.set(static("mirror-1"))
+			addStatic(t, w, m)
+			if got := w.owner("c1-eth0"); got != served+"mirror-1" {
+				t.Fatalf("record: %s", got)
+			}
+			delete(o.pods, "mirror-1")
+			tell(t, m, o.set(static("mirror-2")))
+			m.Sweep(t.Context())
+			if got := w.owner("c1-eth0"); got != served+"mirror-2" {
+				t.Errorf("record: %s", got)
+			}
+
+			again := newManager(t, w, db)
+			o = join(again)
+			if err := again.Restore(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.listen(key("c1"), listening(8080, 9090))
+			tell(t, again, o.set(static("mirror-3")))
+			if got := w.owner("c1-eth0"); got != served+"mirror-3" {
+				t.Errorf("record after a restart: %s", got)
+			}
+			if slices.Contains(w.events(), "withdraw c1-eth0") {
+				t.Errorf("the pod was not served all the while: %v", w.events())
+			}
+		})
+	}
+}
+
+// A mirror that comes while the ADD is at work is the owner as well, whether the
+// attachment was there to be told or not.
+func TestMirrorMadeAnewDuringADD(t *testing.T) {
+	for name, hook := range map[string]func(*world, func()){
+		"before the attachment": func(w *world, f func()) { w.onReady = f },
+		"after it":              func(w *world, f func()) { w.onPublish = f },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, o, m := orchestrated(t)
+			o.set(static("mirror-1"))
+			hook(w, func() {
+				delete(o.pods, "mirror-1")
+				m.Observe(t.Context(), o.set(static("mirror-2")))
+			})
+			addStatic(t, w, m)
+			if got := w.owner("c1-eth0"); got != served+"mirror-2" {
+				t.Errorf("record: %s", got)
+			}
+		})
+	}
+}
+
+// A static pod without a mirror for long has no record, as nobody could own it; the next
+// mirror gives it one.
+func TestMirrorComesLate(t *testing.T) {
+	w, o, m := orchestrated(t)
+	o.set(static("mirror-1"))
+	addStatic(t, w, m)
+	delete(o.pods, "mirror-1")
+	m.Sweep(t.Context())
+	if got := w.record("c1-eth0"); got != "none" {
+		t.Errorf("without a mirror: %s", got)
+	}
+	m.Observe(t.Context(), o.set(static("mirror-2")))
+	if got := w.owner("c1-eth0"); got != served+"mirror-2" {
+		t.Errorf("record: %s", got)
+	}
+}
+
+// Who makes a mirror that names another pod's UID says nothing of that pod.
+func TestMirrorOfAnotherPod(t *testing.T) {
+	w, o, m := orchestrated(t)
+	o.set(static("mirror-1"))
+	addStatic(t, w, m)
+	for _, edit := range []func(*model.Workload){
+		func(w *model.Workload) { w.Namespace = "elsewhere" },
+		func(w *model.Workload) { w.Name = "payments-2" },
+	} {
+		forged := static("forged")
+		edit(&forged)
+		forged.Ready, forged.Ending = false, model.Finished
+		m.Observe(t.Context(), o.set(forged))
+		m.Sweep(t.Context())
+	}
+	if got := w.owner("c1-eth0"); got != served+"mirror-1" || slices.Contains(w.events(), "withdraw c1-eth0") {
+		t.Errorf("record: %s; %v", got, w.events())
+	}
+}
