@@ -1,0 +1,105 @@
+package attach
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/portolan-mesh/portolan/api/annotation"
+	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// sweepWorkloads compares what is attached with what the orchestrator has: a pod
+// that it no longer knows serves nobody, and one that should be meshed and is not,
+// because it started while the plugin was not there, is adopted (CNI-2, CNI-D9).
+func (m *Manager) sweepWorkloads(ctx context.Context) {
+	if m.cfg.Workloads == nil {
+		return
+	}
+	// First what is attached: so no word on a pod is older than what is known of it.
+	pods := m.Pods()
+	workloads, ok := m.cfg.Workloads.Pods()
+	if !ok {
+		return
+	}
+	known := make(map[string]model.Workload, len(workloads))
+	for _, w := range workloads {
+		known[w.ObjectUID] = w
+	}
+	m.forgetComplaints(known)
+	attached := map[string]bool{}
+	for _, p := range pods {
+		i := slices.IndexFunc(workloads, func(w model.Workload) bool { return isOf(w, p) })
+		switch {
+		case i >= 0:
+			attached[workloads[i].ObjectUID] = true
+			if workloads[i].ObjectUID != p.UID {
+				m.Observe(ctx, workloads[i])
+			}
+		case p.UID != "":
+			m.Observe(ctx, finished(p))
+		}
+	}
+	m.adoptMissed(ctx, slices.DeleteFunc(workloads, func(w model.Workload) bool { return attached[w.ObjectUID] || !m.wantsMesh(w) }))
+}
+
+// wantsMesh reports whether a pod is to be in the mesh; the owner of one that wants to
+// and cannot is told. One that does not run yet has a failed ADD, of which the kubelet
+// tells.
+func (m *Manager) wantsMesh(w model.Workload) bool {
+	if w.Ending != model.Living || slices.Contains(m.cfg.Bypass, w.Namespace) {
+		return false
+	}
+	cfg, err := annotation.Parse(w.Annotations)
+	meshed, why := joins(cfg, &w)
+	switch {
+	case meshed && err != nil:
+		if w.Running {
+			m.complain(w, reasonInvalid, "the pod is not in the mesh: "+err.Error())
+		}
+		return false
+	case !meshed && cfg.Meshed: // a pod of the node's network (CNI-74)
+		m.complain(w, reasonUnmeshed, why)
+	case !meshed && w.Running && w.WordProblem != "" && why == w.WordProblem: // a label, which no ADD refuses
+		m.complain(w, reasonInvalid, "the pod is not in the mesh: "+why)
+	case !meshed && w.Running && len(cfg.Unknown) > 0: // its ADD may never have come here
+		m.complain(w, reasonUnknown, unknownKeys(cfg.Unknown)+"; the pod is not in the mesh: "+why)
+	}
+	return meshed
+}
+
+// unknownKeys says that nothing reads these annotations.
+func unknownKeys(keys []string) string {
+	return "nothing reads the annotation " + strings.Join(keys, " or ") + ": look for a slip in its name"
+}
+
+// adoptMissed takes running pods into the mesh that no ADD told of. A pod without
+// a running sandbox is still to get its ADD.
+func (m *Manager) adoptMissed(ctx context.Context, missed []model.Workload) {
+	if len(missed) == 0 || m.cfg.Sandboxes == nil {
+		m.setMissed(0)
+		return
+	}
+	if why := m.Missing(); why != "" {
+		// Each would wait for the same thing in vain, and it is no fault of theirs.
+		m.log.Warn("pods that should be meshed are not, and cannot be taken in yet", "pods", len(missed), "missing", why)
+		m.setMissed(len(missed))
+		return
+	}
+	sandboxes, err := m.cfg.Sandboxes.List(ctx)
+	if err != nil {
+		m.log.Warn("pods that should be meshed are not, and the runtime does not say where they run", "pods", len(missed), "error", err)
+		m.setMissed(len(missed))
+		return
+	}
+	left := 0
+	for _, w := range missed {
+		i := slices.IndexFunc(sandboxes, func(req *cniv1.AddRequest) bool { return req.GetCniArgs()[argUID] == w.UID })
+		if i >= 0 && !m.adopt(ctx, sandboxes[i]) {
+			left++
+			m.complain(w, reasonUnmeshed, "the pod runs outside the mesh and could not be taken in yet; the registrar's log says why")
+		}
+	}
+	m.setMissed(left)
+}

@@ -1,0 +1,199 @@
+package attach
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/portolan-mesh/portolan/api/annotation"
+	"github.com/portolan-mesh/portolan/api/port"
+	"github.com/portolan-mesh/portolan/registrar/internal/model"
+)
+
+// provePorts bounds the proof of ports that a running pod got.
+const provePorts = 5 * time.Second
+
+// reconsider gives a running pod the ports that its annotations say now, and only
+// those: what else they say counts at its next start. A mistake keeps the old ones
+// and is reported once (contract 1).
+func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey, w model.Workload) {
+	cfg, err := annotation.Parse(w.Annotations)
+	if err != nil {
+		m.complain(w, reasonInvalid, "the pod keeps the ports it has: "+err.Error())
+		return
+	}
+	m.mu.Lock()
+	a, ok := m.pods[key]
+	differs := ok && !a.leaving && a.differs(cfg)
+	m.mu.Unlock()
+	if !differs {
+		return
+	}
+	if meshed, why := joins(cfg, &w); !meshed {
+		m.complain(w, reasonInvalid, "the pod keeps the ports it has, as a running pod does not leave the mesh: "+why+"; make it anew")
+		return
+	}
+	go m.changePorts(ctx, key)
+}
+
+// differs reports whether the pod's ports are others than its annotations say. The caller
+// holds mu.
+func (a *attachment) differs(cfg annotation.Config) bool {
+	return a.pod.Default != cfg.Default || !slices.Equal(a.pod.Ports, cfg.Ports)
+}
+
+// changePorts makes the ports of a running pod those that its annotations say when its
+// turn comes, and goes on until they say no others.
+func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
+	unlock, err := m.keys.lock(ctx, key)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	m.setInterrupt(key, cancel)
+	defer m.setInterrupt(key, nil)
+	for m.followPorts(ctx, key) {
+		continue
+	}
+}
+
+func (m *Manager) setInterrupt(key model.AttachmentKey, cancel context.CancelFunc) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a, ok := m.pods[key]; ok {
+		a.interrupt = cancel
+	}
+}
+
+// interruptPorts ends a change of a pod's ports that is under way, for its DEL.
+func (m *Manager) interruptPorts(key model.AttachmentKey) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[key]
+	if !ok {
+		return
+	}
+	a.deleting = true
+	if a.interrupt != nil {
+		a.interrupt()
+	}
+}
+
+// followPorts makes one change of ports and reports whether there was one: what goes
+// leaves the load assignments first and its chain after the drain, what comes is
+// published once its chain is acknowledged (contract 4.4). Until then the default port is
+// what it was, even if it is one that goes: nobody declared another one yet.
+func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool {
+	m.mu.Lock()
+	a, ok := m.pods[key]
+	if !ok || a.leaving || a.deleting || a.workload == nil {
+		m.mu.Unlock()
+		return false
+	}
+	cfg, err := annotation.Parse(a.workload.Annotations)
+	pod, change := a.pod, false
+	if err == nil {
+		meshed, _ := joins(cfg, a.workload)
+		change = meshed && a.differs(cfg)
+	}
+	m.mu.Unlock()
+	if !change {
+		return false
+	}
+	if going := missingPorts(cfg.Ports, pod.Ports); len(going) > 0 {
+		m.setPorts(key, pod.Ports, pod.Default, going)
+		if len(cfg.Ports) > 0 {
+			m.publish(ctx, key)
+		} else {
+			m.withdraw(ctx, pod)
+		}
+		t := time.NewTimer(m.cfg.DrainWait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return false
+		}
+	}
+	now, ok := m.setPorts(key, cfg.Ports, cfg.Default, missingPorts(pod.Ports, cfg.Ports))
+	if !ok {
+		return false
+	}
+	if err := m.store.put(now); err != nil {
+		m.log.Error("new ports of a pod are not stored; the next start reads them from its annotations", "attachment", key.String(), "error", err)
+	}
+	m.tell(now)
+	if err := m.cfg.Readiness.Watch(now, func(s PortState) { m.observe(ctx, key, s) }); err != nil {
+		m.log.Warn("cannot read the listen table of a pod", "attachment", key.String(), "error", err)
+	}
+	m.log.Info("ports of a running pod changed", "attachment", key.String(), "pod", now.Name, "ports", fmt.Sprint(now.Ports))
+	m.provePorts(ctx, now)
+	return true
+}
+
+// setPorts changes the ports in memory, of which some are not to be called; ok is false
+// when the pod is leaving.
+func (m *Manager) setPorts(key model.AttachmentKey, ports []port.Port, def uint16, unproven []uint16) (model.Pod, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[key]
+	if !ok || a.leaving {
+		return model.Pod{}, false
+	}
+	a.pod.Ports, a.pod.Default, a.unproven = ports, def, unproven
+	return a.pod, true
+}
+
+// provePorts publishes the pod's new ports once Envoy has their chains.
+func (m *Manager) provePorts(ctx context.Context, pod model.Pod) {
+	ctx, cancel := context.WithTimeout(ctx, provePorts)
+	defer cancel()
+	err := m.cfg.Mesh.AwaitListeners(ctx, pod.Key)
+	if err == nil {
+		err = m.cfg.Mesh.AwaitSecrets(ctx, pod.Key)
+	}
+	if err != nil {
+		m.log.Warn("new ports of a pod are not proven yet; the next sweep tries again", "attachment", pod.Key.String(), "pod", pod.Name, "error", err)
+		return
+	}
+	m.mu.Lock()
+	if a, ok := m.pods[pod.Key]; ok {
+		a.unproven = nil
+	}
+	m.mu.Unlock()
+	m.publish(ctx, pod.Key)
+}
+
+// settlePorts proves what could not be proven when it came.
+func (m *Manager) settlePorts(ctx context.Context) {
+	for _, pod := range m.provenPods() {
+		m.mu.Lock()
+		a, ok := m.pods[pod.Key]
+		waits := ok && len(a.unproven) > 0
+		m.mu.Unlock()
+		if !waits {
+			continue
+		}
+		unlock, err := m.keys.lock(ctx, pod.Key)
+		if err != nil {
+			return
+		}
+		m.provePorts(ctx, pod)
+		unlock()
+	}
+}
+
+// missingPorts returns the numbers of those ports that have does not serve. One that
+// changes between protocols of one class is served all the while.
+func missingPorts(have, ports []port.Port) []uint16 {
+	var out []uint16
+	for _, p := range ports {
+		if !slices.ContainsFunc(have, func(o port.Port) bool { return o.Number == p.Number && o.Protocol.Class() == p.Protocol.Class() }) {
+			out = append(out, p.Number)
+		}
+	}
+	return out
+}
