@@ -27,10 +27,3 @@ func (m *Manager) forgetComplaints(known map[string]model.Workload) {
 		}
 	}
 }
-
-// setMissed notes how many pods run outside the mesh that should be in it.
-func (m *Manager) setMissed(n int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.missed = n
-}

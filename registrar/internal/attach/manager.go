@@ -173,6 +173,8 @@ type Manager struct {
 	log   *slog.Logger
 	keys  keyLocks
 	count metrics
+	// late wakes Run for pods that ask for the mesh while they run.
+	late chan struct{}
 
 	// mu guards pods and every attachment's fields; it is never held across a
 	// call to another package.
@@ -184,8 +186,8 @@ type Manager struct {
 	locality model.Locality
 	// complaints are the last ones, by the pod's UID, so that each is made once.
 	complaints map[string]string
-	// missed pods run outside the mesh and should be in it.
-	missed int
+	// missed pods, by the UID of their object, run outside the mesh and should be in it.
+	missed map[string]bool
 }
 
 // attachment is one pod and how far it is. Guarded by Manager.mu.
@@ -228,6 +230,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, store: st, log: cfg.Log, locality: cfg.Locality,
 		pods: map[model.AttachmentKey]*attachment{}, departed: map[model.AttachmentKey]time.Time{}, complaints: map[string]string{},
+		late: make(chan struct{}, 1),
 	}
 	if err := m.count.register(cfg.Metrics, m); err != nil {
 		return nil, err

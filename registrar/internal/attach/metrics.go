@@ -46,7 +46,7 @@ func (x *metrics) register(reg prometheus.Registerer, m *Manager) error {
 	missed := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "portolan_attach_missed", Help: "Running pods that should be meshed and are not."}, func() float64 {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return float64(m.missed)
+		return float64(len(m.missed))
 	})
 	for _, c := range []prometheus.Collector{x.adds, x.proof, x.detached, x.unknown, x.recovered, attached, missed} {
 		if err := reg.Register(c); err != nil {

@@ -44,6 +44,25 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 	m.adoptMissed(ctx, slices.DeleteFunc(workloads, func(w model.Workload) bool { return attached[w.ObjectUID] || !m.wantsMesh(w) }))
 }
 
+// seeMissed takes the word on a pod that is not attached: a label or an annotation that
+// came late may ask for the mesh only now. Run looks soon, once for all that come so. A
+// pod that could not be taken in is the sweeps' affair, whatever is said of it.
+func (m *Manager) seeMissed(w model.Workload) {
+	if m.cfg.Sandboxes == nil || !w.Running || !m.wantsMesh(w) {
+		return
+	}
+	m.mu.Lock()
+	again := m.missed[w.ObjectUID]
+	m.mu.Unlock()
+	if again {
+		return
+	}
+	select {
+	case m.late <- struct{}{}:
+	default: // it looks already
+	}
+}
+
 // wantsMesh reports whether a pod is to be in the mesh; the owner of one that wants to
 // and cannot is told. One that does not run yet has a failed ADD, of which the kubelet
 // tells.
@@ -78,28 +97,39 @@ func unknownKeys(keys []string) string {
 // a running sandbox is still to get its ADD.
 func (m *Manager) adoptMissed(ctx context.Context, missed []model.Workload) {
 	if len(missed) == 0 || m.cfg.Sandboxes == nil {
-		m.setMissed(0)
+		m.setMissed(nil)
 		return
 	}
 	if why := m.Missing(); why != "" {
 		// Each would wait for the same thing in vain, and it is no fault of theirs.
 		m.log.Warn("pods that should be meshed are not, and cannot be taken in yet", "pods", len(missed), "missing", why)
-		m.setMissed(len(missed))
+		m.setMissed(missed)
 		return
 	}
 	sandboxes, err := m.cfg.Sandboxes.List(ctx)
 	if err != nil {
 		m.log.Warn("pods that should be meshed are not, and the runtime does not say where they run", "pods", len(missed), "error", err)
-		m.setMissed(len(missed))
+		m.setMissed(missed)
 		return
 	}
-	left := 0
+	var left []model.Workload
 	for _, w := range missed {
 		i := slices.IndexFunc(sandboxes, func(req *cniv1.AddRequest) bool { return req.GetCniArgs()[argUID] == w.UID })
 		if i >= 0 && !m.adopt(ctx, sandboxes[i]) {
-			left++
+			left = append(left, w)
 			m.complain(w, reasonUnmeshed, "the pod runs outside the mesh and could not be taken in yet; the registrar's log says why")
 		}
 	}
 	m.setMissed(left)
+}
+
+// setMissed notes which pods run outside the mesh that should be in it.
+func (m *Manager) setMissed(left []model.Workload) {
+	missed := make(map[string]bool, len(left))
+	for _, w := range left {
+		missed[w.ObjectUID] = true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.missed = missed
 }

@@ -29,14 +29,20 @@ func breaker(n, total int) bool {
 // outside the mesh.
 const firstLook = 200 * time.Millisecond
 
+// lateLook is how long those that ask for the mesh while they run wait for others, so
+// that a label of a namespace is one look for all its pods. The runtime is asked about
+// every sandbox then, and no more often than this.
+const lateLook = 500 * time.Millisecond
+
 // Run sweeps until ctx ends: ghosts, the spool, captures that somebody flushed, and
 // pods that started without the plugin. For these it does not wait an interval: a
-// fresh install and a node's boot have them at once.
+// fresh install and a node's boot have them at once, and so has a label that comes late.
 func (m *Manager) Run(ctx context.Context) error {
 	t := time.NewTicker(m.cfg.SweepInterval)
 	defer t.Stop()
 	first := time.NewTicker(firstLook)
 	defer first.Stop()
+	var late <-chan time.Time // nil while nobody waits
 	for {
 		select {
 		case <-ctx.Done():
@@ -44,6 +50,15 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-first.C:
 			if m.canAdopt() {
 				first.Stop()
+				m.sweepWorkloads(ctx)
+			}
+		case <-m.late:
+			if late == nil {
+				late = time.NewTimer(lateLook).C
+			}
+		case <-late:
+			late = nil
+			if m.canAdopt() {
 				m.sweepWorkloads(ctx)
 			}
 		case <-t.C:

@@ -92,10 +92,14 @@ func (a *attachment) hear(w model.Workload) bool {
 	return moved || old == nil || old.Ready != w.Ready || old.Ending != w.Ending
 }
 
-// Observe takes what the orchestrator says of a pod now: its readiness, its end and
-// its ports. Calls for one pod come one at a time; it does not wait for Envoy.
+// Observe takes what the orchestrator says of a pod now: its readiness, its end, its
+// ports, and whether it asks for the mesh. Calls for one pod come one at a time; it does not wait for Envoy.
 func (m *Manager) Observe(ctx context.Context, w model.Workload) {
-	for _, key := range m.attachmentsOf(w) {
+	keys := m.attachmentsOf(w)
+	if len(keys) == 0 {
+		m.seeMissed(w)
+	}
+	for _, key := range keys {
 		m.mu.Lock()
 		a, ok := m.pods[key]
 		if !ok || a.leaving {

@@ -29,6 +29,7 @@ type orchestra struct {
 	pods      map[string]model.Workload // by object UID
 	unsynced  bool
 	sandboxes []*cniv1.AddRequest
+	lists     int // of the sandboxes
 	reports   []string
 }
 
@@ -57,6 +58,9 @@ func (o *orchestra) Pods() ([]model.Workload, bool) {
 }
 
 func (o *orchestra) List(context.Context) ([]*cniv1.AddRequest, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lists++
 	if o.sandboxes == nil {
 		return nil, errors.New("the runtime is away")
 	}
@@ -673,21 +677,21 @@ func TestMissedPods(t *testing.T) {
 
 	w.missing = "Envoy is not connected"
 	m.Sweep(t.Context())
-	if m.missed != 2 || len(o.reports) != 3 {
-		t.Errorf("without Envoy: %d missed, want 2; reports %q, want those of u3, u6 and u8", m.missed, o.reports)
+	if len(m.missed) != 2 || len(o.reports) != 3 {
+		t.Errorf("without Envoy: %d missed, want 2; reports %q, want those of u3, u6 and u8", len(m.missed), o.reports)
 	}
 	w.missing = ""
 	m.Sweep(t.Context()) // the runtime is away
-	if m.missed != 2 {
-		t.Errorf("%d missed with the runtime away, want 2", m.missed)
+	if len(m.missed) != 2 {
+		t.Errorf("%d missed with the runtime away, want 2", len(m.missed))
 	}
 	req := addRequest("c1", "payments-1", "10.1.0.2", multiPort())
 	req.CniArgs[argUID], req.Netns = "u1", req.GetRuntimeNetns()
 	o.sandboxes = []*cniv1.AddRequest{req}
 	m.Sweep(t.Context())
 	pods := m.Pods()
-	if len(pods) != 1 || pods[0].UID != missed.ObjectUID || pods[0].Netns != "/run/netns/c1" || m.missed != 0 {
-		t.Errorf("adopted %+v, missed %d", pods, m.missed)
+	if len(pods) != 1 || pods[0].UID != missed.ObjectUID || pods[0].Netns != "/run/netns/c1" || len(m.missed) != 0 {
+		t.Errorf("adopted %+v, missed %d", pods, len(m.missed))
 	}
 	if !slices.Contains(w.events(), "ensure capture c1-eth0") {
 		t.Error("the adopted pod was not captured")
@@ -695,6 +699,77 @@ func TestMissedPods(t *testing.T) {
 	slices.Sort(o.reports)
 	if len(o.reports) != 3 || !strings.Contains(o.reports[2], "pod-u8 "+reasonInvalid+": the pod is not in the mesh: label") || !strings.Contains(o.reports[0], "pod-u3 "+reasonUnmeshed) || !strings.Contains(o.reports[1], "pod-u6 "+reasonInvalid+": the pod is not in the mesh: ") {
 		t.Errorf("reports: %q", o.reports)
+	}
+}
+
+// Pods that ask for the mesh while they run, by whatever word, are taken in at the event:
+// all pods of a namespace that was labelled by one look at the runtime. Who cannot be taken
+// in makes no further looks, whatever is said of it.
+func TestLateWord(t *testing.T) {
+	const pods = 30
+	for name, ask := range map[string]func(*model.Workload){
+		"label":      func(w *model.Workload) { w.Word = annotation.Joined },
+		"annotation": func(w *model.Workload) { w.Annotations = multiPort() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, o, m := orchestrated(t)
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- m.Run(ctx) }()
+				observeAll := func(edit func(*model.Workload)) {
+					for i := range pods {
+						wl := workload(nil)
+						wl.Name, wl.UID = fmt.Sprint("pod-", i), fmt.Sprint("uid-", i)
+						wl.ObjectUID = wl.UID
+						edit(&wl)
+						m.Observe(ctx, o.set(wl))
+						time.Sleep(lateLook / (2 * pods)) // fake time, as below
+					}
+				}
+				o.sandboxes = []*cniv1.AddRequest{}
+				for i := range pods {
+					req := addRequest(fmt.Sprint("c", i), fmt.Sprint("pod-", i), fmt.Sprint("10.1.0.", i+2), nil)
+					req.CniArgs[argUID], req.Netns, req.AnnotationsKnown = fmt.Sprint("uid-", i), req.GetRuntimeNetns(), false
+					o.sandboxes = append(o.sandboxes, req)
+				}
+				observeAll(func(*model.Workload) {})
+				time.Sleep(time.Minute)
+				if got := len(m.Pods()); got != 0 || o.lists != 0 {
+					t.Errorf("before the word: %d attached, %d looks", got, o.lists)
+				}
+				observeAll(ask)
+				time.Sleep(2 * lateLook)
+				synctest.Wait()
+				if got := len(m.Pods()); got != pods || o.lists != 1 {
+					t.Errorf("after the word: %d of %d attached, %d looks", got, pods, o.lists)
+				}
+
+				// Envoy does not take this one.
+				w.mu.Lock()
+				w.noListeners = true
+				w.mu.Unlock()
+				hangs := workload(nil)
+				hangs.Name, hangs.UID, hangs.ObjectUID = "hangs", "uid-h", "uid-h"
+				ask(&hangs)
+				req := addRequest("ch", "hangs", "10.1.1.2", nil)
+				req.CniArgs[argUID], req.Netns = "uid-h", req.GetRuntimeNetns()
+				o.mu.Lock()
+				o.sandboxes = append(o.sandboxes, req)
+				o.mu.Unlock()
+				for range 5 {
+					m.Observe(ctx, o.set(hangs))
+					time.Sleep(2 * adoptTimeout)
+				}
+				if got := len(m.Pods()); got != pods || o.lists != 2 || len(m.missed) != 1 {
+					t.Errorf("with an Envoy that hangs: %d attached, %d looks, %d missed", got, o.lists, len(m.missed))
+				}
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			})
+		})
 	}
 }
 
