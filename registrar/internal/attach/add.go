@@ -18,7 +18,7 @@ import (
 // for a pod that stays out. After an error nothing of the attachment is left.
 // ctx bounds the whole call.
 func (m *Manager) Add(ctx context.Context, req *cniv1.AddRequest, decided func(Decision) error) error {
-	d, err := m.decide(ctx, req)
+	d, err := m.decide(req, m.coming(ctx))
 	if err == nil {
 		err = m.add(ctx, req, d, decided)
 	}
@@ -115,7 +115,7 @@ func (m *Manager) begin(ctx context.Context, d *Decision) error {
 	m.pods[pod.Key] = now
 	delete(m.departed, pod.Key)
 	m.mu.Unlock()
-	m.refresh(ctx, pod)
+	m.refresh(pod)
 
 	if again {
 		m.cfg.Readiness.Forget(pod.Key)

@@ -41,6 +41,11 @@ func (m *Manager) noted(dir string, e spool.Entry, req *cniv1.AddRequest) candid
 
 func (c candidate) key() model.AttachmentKey { return model.KeyOf(c.req.GetAttachment()) }
 
+// pod is what its network namespace is found by.
+func (c candidate) pod() model.Pod {
+	return model.Pod{Key: c.key(), Netns: c.req.GetNetns(), RuntimeNetns: c.req.GetRuntimeNetns()}
+}
+
 // withdrawn reports whether the plugin has taken back what it told: its DEL does so.
 func (c candidate) withdrawn() bool {
 	return c.note != "" && !exists(c.note)
@@ -65,22 +70,29 @@ func (m *Manager) adoptAs(ctx context.Context, c candidate) bool {
 	if m.settled(c) {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
-	defer cancel()
-	d, err := m.decide(ctx, c.req)
+	d, err := m.decide(c.req, m.present)
 	if err != nil {
+		if KindOf(err) != BadInput && m.cfg.Capture.Gone(c.pod()) {
+			return true
+		}
 		m.log.Warn("running pod cannot be adopted", "attachment", key.String(), "error", err)
 		return KindOf(err) == BadInput
 	}
 	if !d.Meshed || endingOf(d.Workload) != model.Living {
 		return true
 	}
+	if why := m.Missing(); why != "" { // each would wait for it, and none is the first to
+		m.log.Warn("running pod is not adopted yet", "attachment", key.String(), "pod", d.Pod.Name, "missing", why)
+		return false
+	}
 	if !c.since.IsZero() {
 		// It is as old as its note: a DEL, or a new owner of its address, that came
 		// between the two is the later one.
 		d.Pod.Since = c.since
 	}
-	unlock, err := m.keys.lock(ctx, key)
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	ctx, unlock, err := m.keys.lockYielding(ctx, key)
 	if err != nil {
 		m.log.Warn("running pod is not adopted yet", "attachment", key.String(), "pod", d.Pod.Name, "error", err)
 		return false
@@ -95,6 +107,9 @@ func (m *Manager) adoptAs(ctx context.Context, c candidate) bool {
 	m.count.adds.WithLabelValues(outcome(true, err)).Inc()
 	if err == nil {
 		_, err = m.cfg.Capture.Ensure(d.Pod, m.cfg.Mesh.TCPPorts())
+	}
+	if removed(ctx) {
+		return true
 	}
 	if err != nil {
 		m.log.Warn("running pod is not adopted yet", "attachment", key.String(), "pod", d.Pod.Name, "error", err)
@@ -154,7 +169,7 @@ func (m *Manager) abandon(ctx context.Context, c candidate) {
 	if _, err := m.Check(key); err == nil || c.withdrawn() {
 		return // sweepGhosts' affair, or the plugin's, which has seen to it
 	}
-	if !m.cfg.Capture.Gone(model.Pod{Key: key, Netns: c.req.GetNetns(), RuntimeNetns: c.req.GetRuntimeNetns()}) {
+	if !m.cfg.Capture.Gone(c.pod()) {
 		return
 	}
 	if err := m.cfg.Capture.Unpin(key); err != nil {

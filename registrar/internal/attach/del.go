@@ -11,8 +11,7 @@ import (
 // after (contract 4.4, 4.6). It reports whether the capture was taken away. An unknown
 // attachment is success (CNI-27), without that.
 func (m *Manager) Del(ctx context.Context, key model.AttachmentKey) (uncaptured bool, err error) {
-	m.interruptPorts(key)
-	unlock, err := m.keys.lock(ctx, key)
+	unlock, err := m.keys.lockToRemove(ctx, key)
 	if err != nil {
 		return false, err
 	}

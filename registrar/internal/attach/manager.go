@@ -109,6 +109,8 @@ type Capture interface {
 type Workloads interface {
 	// Lookup returns a pod; it waits until ctx ends for one that was not seen yet.
 	Lookup(ctx context.Context, namespace, name, uid string) (model.Workload, error)
+	// Known is Lookup that does not wait.
+	Known(namespace, name, uid string) (w model.Workload, ok bool)
 	// Pods returns all of them; ok is false while not all are known yet.
 	Pods() (pods []model.Workload, ok bool)
 }
@@ -214,10 +216,6 @@ type attachment struct {
 	// unproven are ports that are not to be called: those that the pod got while it ran
 	// and whose chains Envoy has not acknowledged, and those that are about to go.
 	unproven []uint16
-	// interrupt ends the change of its ports that is under way; nil without one. No other
-	// begins once a DEL came (deleting).
-	interrupt context.CancelFunc
-	deleting  bool
 }
 
 // New returns a Manager with what is stored already loaded, but not yet told to

@@ -37,6 +37,7 @@ type world struct {
 	dnsErr       error
 	signErr      error
 	silentListen bool // the listen table never shows the mesh ports
+	unread       bool // the listen table is never read
 	removeErr    error
 	onPublish    func()           // called once, before a record is taken
 	onReady      func()           // called when an ADD has been decided
@@ -103,7 +104,10 @@ func (w *world) AwaitWithdrawn(_ context.Context, _ model.ServiceKey, uid string
 
 func (w *world) AwaitListeners(ctx context.Context, k model.AttachmentKey) error {
 	w.note("await listeners %s", k)
-	if w.noListeners {
+	w.mu.Lock()
+	hang := w.noListeners
+	w.mu.Unlock()
+	if hang {
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -168,8 +172,11 @@ type fakeReadiness struct{ w *world }
 func (f fakeReadiness) Watch(p model.Pod, fn func(PortState)) error {
 	f.w.mu.Lock()
 	f.w.watchers[p.Key] = fn
-	silent := f.w.silentListen
+	silent, unread := f.w.silentListen, f.w.unread
 	f.w.mu.Unlock()
+	if unread {
+		return nil
+	}
 	if silent {
 		fn(PortState{OutboundHTTP: true})
 		return nil

@@ -46,39 +46,13 @@ func (a *attachment) differs(cfg annotation.Config) bool {
 // changePorts makes the ports of a running pod those that its annotations say when its
 // turn comes, and goes on until they say no others.
 func (m *Manager) changePorts(ctx context.Context, key model.AttachmentKey) {
-	unlock, err := m.keys.lock(ctx, key)
+	ctx, unlock, err := m.keys.lockYielding(ctx, key)
 	if err != nil {
 		return
 	}
 	defer unlock()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	m.setInterrupt(key, cancel)
-	defer m.setInterrupt(key, nil)
 	for m.followPorts(ctx, key) {
 		continue
-	}
-}
-
-func (m *Manager) setInterrupt(key model.AttachmentKey, cancel context.CancelFunc) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if a, ok := m.pods[key]; ok {
-		a.interrupt = cancel
-	}
-}
-
-// interruptPorts ends a change of a pod's ports that is under way, for its DEL.
-func (m *Manager) interruptPorts(key model.AttachmentKey) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	a, ok := m.pods[key]
-	if !ok {
-		return
-	}
-	a.deleting = true
-	if a.interrupt != nil {
-		a.interrupt()
 	}
 }
 
@@ -89,7 +63,7 @@ func (m *Manager) interruptPorts(key model.AttachmentKey) {
 func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool {
 	m.mu.Lock()
 	a, ok := m.pods[key]
-	if !ok || a.leaving || a.deleting || a.workload == nil {
+	if !ok || a.leaving || a.workload == nil || ctx.Err() != nil {
 		m.mu.Unlock()
 		return false
 	}
@@ -148,12 +122,15 @@ func (m *Manager) setPorts(key model.AttachmentKey, ports []port.Port, def uint1
 }
 
 // provePorts publishes the pod's new ports once Envoy has their chains.
-func (m *Manager) provePorts(ctx context.Context, pod model.Pod) {
-	ctx, cancel := context.WithTimeout(ctx, provePorts)
+func (m *Manager) provePorts(work context.Context, pod model.Pod) {
+	ctx, cancel := context.WithTimeout(work, provePorts)
 	defer cancel()
 	err := m.cfg.Mesh.AwaitListeners(ctx, pod.Key)
 	if err == nil {
 		err = m.cfg.Mesh.AwaitSecrets(ctx, pod.Key)
+	}
+	if removed(work) {
+		return
 	}
 	if err != nil {
 		m.log.Warn("new ports of a pod are not proven yet; the next sweep tries again", "attachment", pod.Key.String(), "pod", pod.Name, "error", err)
@@ -177,11 +154,11 @@ func (m *Manager) settlePorts(ctx context.Context) {
 		if !waits {
 			continue
 		}
-		unlock, err := m.keys.lock(ctx, pod.Key)
+		work, unlock, err := m.keys.lockYielding(ctx, pod.Key)
 		if err != nil {
 			return
 		}
-		m.provePorts(ctx, pod)
+		m.provePorts(work, pod)
 		unlock()
 	}
 }

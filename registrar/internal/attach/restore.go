@@ -75,6 +75,10 @@ func (m *Manager) takeOver() {
 // was lost, or their ADD was in a crash (MESH-41). They were proven, or their ADD
 // failed and its DEL follows.
 func (m *Manager) recover(ctx context.Context) {
+	// As long as for one ADD, for all of them: who is there when the list is complete is
+	// found without waiting, and who is not is gone.
+	ctx, cancel := context.WithTimeout(ctx, knownWait)
+	defer cancel()
 	for _, e := range m.scan(m.cfg.NetnsDir) {
 		if e.Kind != spool.Attached {
 			continue
@@ -84,7 +88,7 @@ func (m *Manager) recover(ctx context.Context) {
 		if _, err := m.Check(key); err == nil {
 			continue
 		}
-		d, err := m.decide(ctx, req)
+		d, err := m.decide(req, m.coming(ctx))
 		if err != nil {
 			m.log.Error("attachment has no record and cannot be recovered from the plugin's note yet", "attachment", key.String(), "error", err)
 			continue
@@ -234,8 +238,9 @@ func (m *Manager) Replay(ctx context.Context) {
 			m.restoreLate(ctx, p.Key)
 		}
 	}
+	known := m.listed() // else nobody can say who should be meshed
 	for _, e := range m.scan(m.cfg.SpoolDir) {
-		if e.Kind == spool.Unmeshed {
+		if e.Kind == spool.Unmeshed && known {
 			req := e.Note.GetUnmeshed()
 			// Its pin was not kept: the runtime's own path serves.
 			req.Netns = req.GetRuntimeNetns()
@@ -248,7 +253,9 @@ func (m *Manager) Replay(ctx context.Context) {
 		age := m.cfg.Now().Sub(time.Unix(0, e.Note.GetUnixNanos()))
 		if e.Kind == spool.Attached && age > adoptAge {
 			c := m.noted(m.cfg.NetnsDir, e, e.Note.GetAttached())
-			m.adoptAs(ctx, c)
+			if known {
+				m.adoptAs(ctx, c)
+			}
 			m.abandon(ctx, c)
 		}
 	}
@@ -265,7 +272,7 @@ func (m *Manager) isLate(key model.AttachmentKey) bool {
 // restoreLate is restorePod for what could not be told at the start: its netns was not
 // there, or it had no certificate. An ADD or a DEL of it may be at work.
 func (m *Manager) restoreLate(ctx context.Context, key model.AttachmentKey) {
-	unlock, err := m.keys.lock(ctx, key)
+	ctx, unlock, err := m.keys.lockYielding(ctx, key)
 	if err != nil {
 		return
 	}
@@ -274,7 +281,7 @@ func (m *Manager) restoreLate(ctx context.Context, key model.AttachmentKey) {
 	if gone != nil || !m.isLate(key) || m.cfg.Capture.Gone(p) {
 		return
 	}
-	if err := m.restorePod(ctx, p); err != nil {
+	if err := m.restorePod(ctx, p); err != nil && !removed(ctx) {
 		m.log.Warn("stored attachment is still not served", "attachment", key.String(), "error", err)
 	}
 }

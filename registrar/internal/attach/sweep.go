@@ -70,11 +70,7 @@ func (m *Manager) Run(ctx context.Context) error {
 // canAdopt reports whether it is known which pods should be meshed, and nothing
 // that an ADD needs is missing.
 func (m *Manager) canAdopt() bool {
-	if m.cfg.Workloads == nil {
-		return true
-	}
-	_, known := m.cfg.Workloads.Pods()
-	return known && m.Missing() == ""
+	return m.cfg.Workloads == nil || m.listed() && m.Missing() == ""
 }
 
 // Sweep is one pass of Run.
@@ -125,7 +121,7 @@ func (m *Manager) sweepGhosts(ctx context.Context) {
 }
 
 func (m *Manager) sweep(ctx context.Context, p model.Pod, why string) {
-	unlock, err := m.keys.lock(ctx, p.Key)
+	unlock, err := m.keys.lockToRemove(ctx, p.Key)
 	if err != nil {
 		return
 	}

@@ -24,8 +24,39 @@ const (
 	reasonUnmeshed = "NotMeshed"
 )
 
+// lookup finds a pod in what the orchestrator has told.
+type lookup func(namespace, name, uid string) (model.Workload, error)
+
+// coming waits for a pod that is not known yet, as long as an ADD can.
+func (m *Manager) coming(ctx context.Context) lookup {
+	return func(namespace, name, uid string) (model.Workload, error) {
+		ctx, cancel := context.WithTimeout(ctx, knownWait)
+		defer cancel()
+		return m.cfg.Workloads.Lookup(ctx, namespace, name, uid)
+	}
+}
+
+// present is for sweeps, once the list of pods is complete: who is not there is gone, or
+// is found by the next one.
+func (m *Manager) present(namespace, name, uid string) (model.Workload, error) {
+	if w, ok := m.cfg.Workloads.Known(namespace, name, uid); ok {
+		return w, nil
+	}
+	return model.Workload{}, fmt.Errorf("pod %s/%s (UID %q) is not among the pods of this node", namespace, name, uid)
+}
+
+// listed reports whether all pods of the node are known; of a node without an
+// orchestrator there is nothing to know.
+func (m *Manager) listed() bool {
+	if m.cfg.Workloads == nil {
+		return true
+	}
+	_, ok := m.cfg.Workloads.Pods()
+	return ok
+}
+
 // decide is Decide with what the orchestrator knows of the pod.
-func (m *Manager) decide(ctx context.Context, req *cniv1.AddRequest) (Decision, error) {
+func (m *Manager) decide(req *cniv1.AddRequest, find lookup) (Decision, error) {
 	facts := Facts{TrustDomain: m.cfg.TrustDomain, Now: m.cfg.Now()}
 	own := annotation.Unset
 	if req.GetAnnotationsKnown() {
@@ -34,10 +65,8 @@ func (m *Manager) decide(ctx context.Context, req *cniv1.AddRequest) (Decision, 
 	if m.cfg.Workloads == nil || own == annotation.Out {
 		return Decide(req, facts)
 	}
-	ctx, cancel := context.WithTimeout(ctx, knownWait)
-	defer cancel()
 	args := req.GetCniArgs()
-	w, err := m.cfg.Workloads.Lookup(ctx, args[argNamespace], args[argName], args[argUID])
+	w, err := find(args[argNamespace], args[argName], args[argUID])
 	switch {
 	case err == nil:
 		facts.Workload = &w
@@ -49,15 +78,13 @@ func (m *Manager) decide(ctx context.Context, req *cniv1.AddRequest) (Decision, 
 }
 
 // refresh takes what the orchestrator said of a pod while its ADD was not known
-// here yet.
-func (m *Manager) refresh(ctx context.Context, pod model.Pod) {
+// here yet. It was known when its ADD was decided: who is not now has gone.
+func (m *Manager) refresh(pod model.Pod) {
 	if m.cfg.Workloads == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, knownWait)
-	defer cancel()
-	w, err := m.cfg.Workloads.Lookup(ctx, pod.Namespace, pod.Name, cmp.Or(pod.RuntimeUID, pod.UID))
-	if err != nil {
+	w, ok := m.cfg.Workloads.Known(pod.Namespace, pod.Name, cmp.Or(pod.RuntimeUID, pod.UID))
+	if !ok {
 		w = finished(pod)
 	}
 	m.mu.Lock()

@@ -34,16 +34,22 @@ type orchestra struct {
 }
 
 func (o *orchestra) Lookup(ctx context.Context, namespace, name, uid string) (model.Workload, error) {
-	o.mu.Lock()
-	for _, w := range o.pods {
-		if w.Namespace == namespace && w.Name == name && (uid == "" || w.UID == uid || w.ObjectUID == uid) {
-			o.mu.Unlock()
-			return w, nil
-		}
+	if w, ok := o.Known(namespace, name, uid); ok {
+		return w, nil
 	}
-	o.mu.Unlock()
 	<-ctx.Done()
 	return model.Workload{}, ctx.Err()
+}
+
+func (o *orchestra) Known(namespace, name, uid string) (model.Workload, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, w := range o.pods {
+		if w.Namespace == namespace && w.Name == name && (uid == "" || w.UID == uid || w.ObjectUID == uid) {
+			return w, true
+		}
+	}
+	return model.Workload{}, false
 }
 
 func (o *orchestra) Pods() ([]model.Workload, bool) {
@@ -467,36 +473,6 @@ func TestPortsChangeTwice(t *testing.T) {
 			t.Errorf("record: %s, want the last word", got)
 		}
 	})
-}
-
-// A DEL does not wait for a change of the pod's ports that an Envoy which hangs holds up.
-func TestDELInterruptsChange(t *testing.T) {
-	for name, into := range map[string]time.Duration{"while it drains": 0, "while it is proven": 1100 * time.Millisecond} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w, o, m := orchestrated(t)
-				wl := o.set(workload(multiPort()))
-				mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-				w.mu.Lock()
-				w.noListeners = true
-				w.mu.Unlock()
-				wl.Annotations = map[string]string{annotation.KeyPorts: "7000"}
-				m.Observe(t.Context(), wl)
-				time.Sleep(into) // fake time
-				synctest.Wait()
-				begin := time.Now()
-				if _, err := m.Del(t.Context(), key("c1")); err != nil {
-					t.Error(err)
-				}
-				if took := time.Since(begin); took > m.cfg.DrainWait/2 {
-					t.Errorf("DEL waited for %v", took)
-				}
-				if got := w.record("c1-eth0"); got != "none" {
-					t.Errorf("record: %s", got)
-				}
-			})
-		})
-	}
 }
 
 // Contract 4.4: of a running pod that is to serve nothing any more, or nothing of what it

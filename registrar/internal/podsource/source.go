@@ -228,6 +228,12 @@ func (s *Source) Lookup(ctx context.Context, namespace, name, uid string) (model
 	}
 }
 
+// Known is Lookup that does not wait.
+func (s *Source) Known(namespace, name, uid string) (w model.Workload, ok bool) {
+	w, ok, _ = s.find(namespace, name, uid)
+	return w, ok
+}
+
 func (s *Source) find(namespace, name, uid string) (w model.Workload, ok bool, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
