@@ -51,8 +51,11 @@ type ServiceEndpoint struct {
 	Spec ServiceEndpointSpec `json:"spec"`
 }
 
-// ServiceEndpointSpec is the record of one pod.
+// ServiceEndpointSpec is the record of one pod. It has one writer and is owned as a
+// whole: of fields that are owned one by one every object and every event would have a
+// list.
 //
+// +structType=atomic
 // +kubebuilder:validation:XValidation:rule="!has(self.ports) || has(self.port)",message="port is missing although there are ports"
 // +kubebuilder:validation:XValidation:rule="!has(self.ports) || !has(self.port) || self.ports.split(',').exists(p, p.split('=')[0] == string(self.port))",message="port is not among ports"
 type ServiceEndpointSpec struct {

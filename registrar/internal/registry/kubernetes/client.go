@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -44,6 +45,8 @@ func newClient(config *rest.Config) (*client, error) {
 	config.GroupVersion = &gv
 	config.APIPath = "/apis"
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	// A change is one small object: to unpack it takes both sides longer than to send it.
+	config.DisableCompression = true
 	// The writers are few and the server has its own priorities: no limit here.
 	config.QPS = -1
 	config.UserAgent = rest.DefaultKubernetesUserAgent()
@@ -68,7 +71,11 @@ func (c *client) list(ctx context.Context, o metav1.ListOptions) (runtime.Object
 
 func (c *client) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
-	return c.rest.Get().Resource(v1alpha1.Resource).VersionedParams(&o, c.codec).Watch(ctx)
+	stream, err := c.rest.Get().Resource(v1alpha1.Resource).VersionedParams(&o, c.codec).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return watch.NewStreamWatcher(newDecoder(stream), apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
 }
 
 // apply makes the object what it is here, whatever it was; it returns what the
