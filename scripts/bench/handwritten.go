@@ -31,7 +31,7 @@ func startByHand(ctx context.Context, r *rig, workers int, client, server *node.
 	if err != nil {
 		return nil, fmt.Errorf("make a log: %w", err)
 	}
-	defer log.Close()                                                  // Envoy has its own descriptor
+	defer log.Close()                                                           // Envoy has its own descriptor
 	cmd := exec.Command(r.envoyPath(), handwritten.Arguments(path, workers)...) //nolint:noctx // lives until stop
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
