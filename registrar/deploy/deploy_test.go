@@ -61,7 +61,7 @@ func TestApply(t *testing.T) {
 			}
 			wantRegistrar(t, ds, tt.args, tt.mounts)
 			if tt.signer {
-				wantRollableSigner(t, admin)
+				wantRollableSigner(t, admin, ds)
 			}
 			switch _, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), "portolan-signer", metav1.GetOptions{}); {
 			case err != nil && !apierrors.IsNotFound(err):
@@ -184,8 +184,8 @@ func wantRegistrar(t *testing.T, ds *appsv1.DaemonSet, args, mounts []string) {
 }
 
 // wantRollableSigner checks that a rollout needs no third node: two signers never share
-// one.
-func wantRollableSigner(t *testing.T, admin kubernetes.Interface) {
+// one. What both are told, the signer is told as the registrar is.
+func wantRollableSigner(t *testing.T, admin kubernetes.Interface, registrar *appsv1.DaemonSet) {
 	t.Helper()
 	d, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), "portolan-signer", metav1.GetOptions{})
 	if err != nil {
@@ -194,6 +194,26 @@ func wantRollableSigner(t *testing.T, admin kubernetes.Interface) {
 	if surge := d.Spec.Strategy.RollingUpdate.MaxSurge.IntValue(); surge != 0 {
 		t.Errorf("maxSurge %d", surge)
 	}
+	for flag, key := range map[string]string{"bypass-namespaces": "bypassNamespaces", "svid-lifetime": "svidLifetime"} {
+		for name, pod := range map[string]corev1.PodSpec{"signer": d.Spec.Template.Spec, "registrar": registrar.Spec.Template.Spec} {
+			if got := setting(pod.Containers[0], flag); got != key {
+				t.Errorf("--%s of the %s is the setting %q, want %s", flag, name, got, key)
+			}
+		}
+	}
+}
+
+// setting returns the key of the ConfigMap portolan that a flag has its value from.
+func setting(c corev1.Container, flag string) string {
+	for _, env := range c.Env {
+		if env.ValueFrom == nil {
+			continue
+		}
+		if ref := env.ValueFrom.ConfigMapKeyRef; ref != nil && ref.Name == "portolan" && slices.Contains(c.Args, "--"+flag+"=$("+env.Name+")") {
+			return ref.Key
+		}
+	}
+	return ""
 }
 
 // overlay is a folder as a user writes one.

@@ -42,6 +42,35 @@ const (
 // (contract 7).
 func defaultBypass() []string { return []string{"kube-system", "portolan-system"} }
 
+// bypassList are namespaces whose pods never join the mesh. The plugin, the registrar and
+// the signer are told the same ones.
+type bypassList []string
+
+func (b *bypassList) flag(f *pflag.FlagSet) {
+	f.StringSliceVar((*[]string)(b), "bypass-namespaces", defaultBypass(), "namespaces whose pods never join the mesh and never wait for it")
+}
+
+func (b bypassList) validate() error {
+	var errs []error
+	for _, ns := range b {
+		if !authority.ValidLabel(ns) {
+			errs = append(errs, fmt.Errorf("--bypass-namespaces: %q is not a DNS label", ns))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// and adds the mesh's own namespace, which is bypassed whatever the list says; empty is
+// none. The result is sorted.
+func (b bypassList) and(own string) []string {
+	all := slices.Clone(b)
+	if own != "" {
+		all = append(all, own)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // chainDirs are the runtime's folders. None: nothing is installed.
 type chainDirs struct{ ConfDir, BinDir string }
 
@@ -64,7 +93,7 @@ func (d *chainDirs) validate() error {
 type installConfig struct {
 	chainDirs
 	Source, ConfName string
-	Bypass           []string
+	Bypass           bypassList
 	DaemonSet        string
 	BirthTaint       bool
 }
@@ -81,7 +110,7 @@ func (c *installConfig) chainFlags(f *pflag.FlagSet, confDir, binDir string) {
 	c.chainDirs.flags(f, confDir, binDir)
 	f.StringVar(&c.Source, "cni-bin-source", "", "the plugin's binary to install (default: "+installer.PluginType+" beside this program)")
 	f.StringVar(&c.ConfName, "cni-conf-name", defaultConfName, "name of our own list, for a primary whose configuration cannot be chained in place")
-	f.StringSliceVar(&c.Bypass, "bypass-namespaces", defaultBypass(), "namespaces whose pods never join the mesh and never wait for it")
+	c.Bypass.flag(f)
 }
 
 func (c *installConfig) validate() error {
@@ -89,15 +118,17 @@ func (c *installConfig) validate() error {
 	if c.enabled() {
 		errs = append(errs, c.chainDirs.validate())
 	}
-	for _, ns := range c.Bypass {
-		if !authority.ValidLabel(ns) {
-			errs = append(errs, fmt.Errorf("--bypass-namespaces: %q is not a DNS label", ns))
-		}
-	}
+	errs = append(errs, c.Bypass.validate())
 	if namespace, name, ok := strings.Cut(c.DaemonSet, "/"); c.DaemonSet != "" && (!ok || namespace == "" || name == "") {
 		errs = append(errs, fmt.Errorf("--daemonset %q: need namespace/name", c.DaemonSet))
 	}
 	return errors.Join(errs...)
+}
+
+// bypassed are the namespaces whose pods never join.
+func (c *installConfig) bypassed() []string {
+	own, _, _ := strings.Cut(c.DaemonSet, "/")
+	return c.Bypass.and(own)
 }
 
 // complete is the installer's configuration. Paths are written into the plugin's
@@ -111,12 +142,8 @@ func (c *installConfig) complete(paths nodePaths) (installer.Config, error) {
 		}
 		source = filepath.Join(filepath.Dir(self), installer.PluginType)
 	}
-	bypass := slices.Clone(c.Bypass)
-	if namespace, _, ok := strings.Cut(c.DaemonSet, "/"); ok {
-		bypass = append(bypass, namespace)
-	}
-	slices.Sort(bypass)
-	if bypass = slices.Compact(bypass); slices.Equal(bypass, defaultBypass()) {
+	bypass := c.bypassed()
+	if slices.Equal(bypass, defaultBypass()) {
 		bypass = nil
 	}
 	return installer.Config{

@@ -155,3 +155,21 @@ func TestRefusedInstallFlags(t *testing.T) {
 		says(t, 1, tt.want, append([]string{"run"}, tt.args...)...)
 	}
 }
+
+// Whose pods never join by the plugin's word are not taken in late either, and their
+// accounts get no certificate: all three have one list, with the mesh's own namespace.
+func TestBypassIsOneList(t *testing.T) {
+	want := []string{"kube-system", "mesh"}
+	run := installConfig{Bypass: bypassList{"kube-system"}, DaemonSet: "mesh/registrar"}
+	signer := signerConfig{Bypass: bypassList{"kube-system"}, Namespace: "mesh"}
+	entry, err := run.complete(nodePaths{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for who, got := range map[string][]string{"plugin": entry.Entry.BypassNamespaces, "registrar": run.bypassed(), "signer": signer.complete().Bypass} {
+		if !slices.Equal(got, want) {
+			t.Errorf("the %s bypasses %q, want %q", who, got, want)
+		}
+	}
+	says(t, 1, `--bypass-namespaces: "B_C" is not a DNS label`, "signer", "--bypass-namespaces", "a,B_C")
+}

@@ -235,7 +235,7 @@ func (d *daemon) makePods() error {
 		Readiness: listenTables{Watcher: d.readiness, log: d.component("readiness")}, Capture: d.capture,
 		Unsupported: capture.Probe(), Metrics: d.metrics,
 	}
-	d.cluster.join(&cfg, d.cfg.Install.Bypass)
+	d.cluster.join(&cfg, d.cfg.Install.bypassed())
 	d.pods, err = attach.New(cfg)
 	if err != nil {
 		return err

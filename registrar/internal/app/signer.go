@@ -29,6 +29,7 @@ const defaultSignerHTTP = "127.0.0.1:15072"
 type signerConfig struct {
 	Kubeconfig, Namespace, Account, TrustDomain, Name string
 	Lifetime                                          time.Duration
+	Bypass                                            bypassList
 	HTTPAddress, LogLevel                             string
 }
 
@@ -38,8 +39,8 @@ func newSignerCommand(s streams) *cobra.Command {
 		Use:   "signer",
 		Short: "sign the certificates of a cluster's pods",
 		Long: "signer owns the roots of the trust domain, in a Secret, and answers the CertificateSigningRequests of\n" +
-			"the registrars: an account is signed for the nodes that run a pod of it. Several may run; the one that\n" +
-			"holds the Lease signs.",
+			"the registrars: an account is signed for the nodes that run a pod of it that may join the mesh. Several\n" +
+			"may run; the one that holds the Lease signs.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return ended(c.run(cmd.Context(), s)) },
 	}
@@ -50,6 +51,7 @@ func newSignerCommand(s streams) *cobra.Command {
 	f.StringVar(&c.TrustDomain, "trust-domain", defaultDomain, "SPIFFE trust domain")
 	f.StringVar(&c.Name, "name", "", "name of this process in the Lease (default: the host name)")
 	f.DurationVar(&c.Lifetime, "svid-lifetime", identity.MaxLifetime, "how long a pod's certificate lives; it is renewed at half of that")
+	c.Bypass.flag(f)
 	f.StringVar(&c.HTTPAddress, "http-address", defaultSignerHTTP, "where /metrics and /healthz are served")
 	f.StringVar(&c.LogLevel, "log-level", "info", "debug, info, warn or error")
 	return cmd
@@ -74,10 +76,9 @@ func (c *signerConfig) run(ctx context.Context, s streams) error {
 	}
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	signer, err := kubernetes.NewSigner(kubernetes.SignerConfig{
-		Client: client, Namespace: c.Namespace, Name: c.Name, Requesters: "system:serviceaccount:" + c.Namespace + ":" + c.Account,
-		TrustDomain: c.TrustDomain, Lifetime: c.Lifetime, Clock: time.Now, Log: log, Metrics: metrics,
-	})
+	cfg := c.complete()
+	cfg.Client, cfg.Log, cfg.Metrics = client, log, metrics
+	signer, err := kubernetes.NewSigner(cfg)
 	if err != nil {
 		return err
 	}
@@ -87,6 +88,14 @@ func (c *signerConfig) run(ctx context.Context, s streams) error {
 	return g.Wait()
 }
 
+// complete is the signer's configuration, but for what is made when it starts.
+func (c *signerConfig) complete() kubernetes.SignerConfig {
+	return kubernetes.SignerConfig{
+		Namespace: c.Namespace, Name: c.Name, Requesters: "system:serviceaccount:" + c.Namespace + ":" + c.Account,
+		TrustDomain: c.TrustDomain, Bypass: c.Bypass.and(c.Namespace), Lifetime: c.Lifetime, Clock: time.Now,
+	}
+}
+
 func (c *signerConfig) validate() error {
 	var errs []error
 	for _, l := range []struct{ flag, value string }{{"namespace", c.Namespace}, {"registrar-account", c.Account}} {
@@ -94,6 +103,7 @@ func (c *signerConfig) validate() error {
 			errs = append(errs, fmt.Errorf("--%s %q is not a DNS label", l.flag, l.value))
 		}
 	}
+	errs = append(errs, c.Bypass.validate())
 	if err := identity.CheckLifetime(c.Lifetime); err != nil {
 		errs = append(errs, fmt.Errorf("--svid-lifetime %w", err))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,8 @@ type SignerConfig struct {
 	// a certificate.
 	Requesters  string
 	TrustDomain string
+	// Bypass are namespaces whose pods never join the mesh: their accounts get none.
+	Bypass []string
 	// Lifetime of the certificates.
 	Lifetime time.Duration
 	Clock    identity.Clock
@@ -279,6 +282,10 @@ func (s *Signer) sign(ctx context.Context, csr *certificatesv1.CertificateSignin
 	if err != nil {
 		return nil, err
 	}
+	if slices.Contains(s.cfg.Bypass, id.Namespace) {
+		return nil, fmt.Errorf("%w: pods of namespace %s never join the mesh (setting bypassNamespaces, flag --bypass-namespaces); one that is in it since before that was said is to be made anew",
+			identity.ErrRefused, id.Namespace)
+	}
 	if err := s.runsOn(ctx, id, nodes[0]); err != nil {
 		return nil, err
 	}
@@ -307,8 +314,9 @@ func parseIdentity(uri *url.URL) (model.Identity, bool) {
 	return id, id.SPIFFE() == uri.String()
 }
 
-// runsOn refuses an identity of which no pod runs on the node. It asks the API
-// server itself: a pod is bound to its node before anything of it starts.
+// runsOn refuses an identity of which no pod runs on the node, but for those that use the
+// node's network and so cannot join. It asks the API server itself: a pod is bound to its
+// node before anything of it starts.
 func (s *Signer) runsOn(ctx context.Context, id model.Identity, node string) error {
 	pods, err := s.cfg.Client.CoreV1().Pods(id.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
@@ -319,11 +327,11 @@ func (s *Signer) runsOn(ctx context.Context, id model.Identity, node string) err
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-		if p.Spec.ServiceAccountName == id.Account && !ended {
+		if p.Spec.ServiceAccountName == id.Account && !ended && !p.Spec.HostNetwork {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: no pod of account %s/%s runs on node %s", identity.ErrRefused, id.Namespace, id.Account, node)
+	return fmt.Errorf("%w: no pod of account %s/%s with a network of its own runs on node %s", identity.ErrRefused, id.Namespace, id.Account, node)
 }
 
 // deny says why a request is not signed.

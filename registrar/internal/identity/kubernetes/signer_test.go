@@ -73,18 +73,28 @@ func (r *rig) must(_ any, err error) {
 // pod binds a pod of an account of namespace shop to a node.
 func (r *rig) pod(account, node string) {
 	r.t.Helper()
-	r.must(r.admin.CoreV1().ServiceAccounts("shop").Create(r.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}))
-	r.must(r.admin.CoreV1().Pods("shop").Create(r.t.Context(), &corev1.Pod{
+	r.podOf("shop", account, node, nil)
+}
+
+// podOf binds a pod of an account to a node; edit may change it before.
+func (r *rig) podOf(namespace, account, node string, edit func(*corev1.PodSpec)) {
+	r.t.Helper()
+	r.must(r.admin.CoreV1().ServiceAccounts(namespace).Create(r.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}))
+	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: account + "-" + node},
 		Spec:       corev1.PodSpec{NodeName: node, ServiceAccountName: account, Containers: []corev1.Container{{Name: "app", Image: "app"}}},
-	}, metav1.CreateOptions{}))
+	}
+	if edit != nil {
+		edit(&p.Spec)
+	}
+	r.must(r.admin.CoreV1().Pods(namespace).Create(r.t.Context(), p, metav1.CreateOptions{}))
 }
 
 // newSigner returns a Signer of a trust domain.
 func (r *rig) newSigner(name, domain string) *kubernetes.Signer {
 	r.t.Helper()
 	s, err := kubernetes.NewSigner(kubernetes.SignerConfig{
-		Client: r.admin, Namespace: namespace, Name: name, Requesters: user, TrustDomain: domain,
+		Client: r.admin, Namespace: namespace, Name: name, Requesters: user, TrustDomain: domain, Bypass: []string{"kube-system"},
 		Lifetime: time.Hour, Clock: time.Now, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -146,8 +156,10 @@ func request(t *testing.T, node string, id model.Identity) identity.SignRequest 
 	return identity.SignRequest{Node: node, Identity: id, CSR: der}
 }
 
-func till(account string) model.Identity {
-	return model.Identity{TrustDomain: domain, Namespace: "shop", Account: account}
+func till(account string) model.Identity { return of("shop", account) }
+
+func of(namespace, account string) model.Identity {
+	return model.Identity{TrustDomain: domain, Namespace: namespace, Account: account}
 }
 
 // roots fetches the roots as soon as there are some.
@@ -193,6 +205,8 @@ func TestSign(t *testing.T) {
 	defer cancel()
 	r.pod("till", "node1")
 	r.pod("stock", "node2")
+	r.podOf("kube-system", "dns", "node1", nil)
+	r.podOf("shop", "agent", "node1", func(s *corev1.PodSpec) { s.HostNetwork = true })
 	r.signer("a")
 	node1, intruder := r.requester(account, "node1"), r.requester("intruder", "node1")
 	bundle := r.roots(ctx, node1)
@@ -210,8 +224,10 @@ func TestSign(t *testing.T) {
 		id   model.Identity
 		want string
 	}{
-		{"an account of another node", node1, till("stock"), "no pod of account shop/stock runs on node node1"},
-		{"an account that runs nowhere", node1, till("nobody"), "no pod of account shop/nobody runs on node node1"},
+		{"an account of another node", node1, till("stock"), "no pod of account shop/stock with a network of its own runs on node node1"},
+		{"an account that runs nowhere", node1, till("nobody"), "no pod of account shop/nobody with a network of its own runs on node node1"},
+		{"an account on the node's network", node1, till("agent"), "no pod of account shop/agent with a network of its own runs on node node1"},
+		{"an account of a bypassed namespace", node1, of("kube-system", "dns"), "pods of namespace kube-system never join the mesh (setting bypassNamespaces, "},
 		{"another trust domain", node1, foreign, "is no workload of trust domain"},
 		{"not a registrar", intruder, till("till"), "may not ask"},
 	}
