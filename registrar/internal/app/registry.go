@@ -40,7 +40,7 @@ func (d *daemon) openRegistry() (backend, error) {
 	}
 	return kubernetes.Open(kubernetes.Options{
 		Config: config, Node: d.cfg.Mesh.Node, TrustDomain: d.cfg.Mesh.TrustDomain, DB: d.db, MeshName: d.meshName,
-		Leaving: d.leaving, Log: log, Metrics: d.metrics,
+		ServiceRanges: d.capture.vipRanges, Leaving: d.leaving, Log: log, Metrics: d.metrics,
 	})
 }
 

@@ -233,7 +233,7 @@ func (d *daemon) makePods() error {
 		NetnsDir: d.cfg.NetnsDir, SpoolDir: d.cfg.SpoolDir, DrainWait: d.cfg.DrainWait, SweepInterval: d.cfg.Sweep, Now: time.Now,
 		Mesh: d.publisher, Registry: d.backend, Identities: ensurer{d.identities}, Names: d.names,
 		Readiness: listenTables{Watcher: d.readiness, log: d.component("readiness")}, Capture: d.capture,
-		Unsupported: capture.Probe(), Metrics: d.metrics,
+		ServiceRanges: d.capture.vipRanges, Unsupported: capture.Probe(), Metrics: d.metrics,
 	}
 	d.cluster.join(&cfg, d.cfg.Install.bypassed())
 	d.pods, err = attach.New(cfg)

@@ -71,10 +71,14 @@ func (m *Manager) adoptAs(ctx context.Context, c candidate) bool {
 		return true
 	}
 	d, err := m.decide(c.req, m.present)
-	if err != nil {
-		if KindOf(err) != BadInput && m.cfg.Capture.Gone(c.pod()) {
-			return true
-		}
+	switch {
+	case err == nil:
+	case KindOf(err) == BadInput && d.Workload != nil:
+		m.complain(*d.Workload, reasonInvalid, "the pod is not in the mesh: "+err.Error())
+		return true
+	case KindOf(err) != BadInput && m.cfg.Capture.Gone(c.pod()):
+		return true
+	default:
 		m.log.Warn("running pod cannot be adopted", "attachment", key.String(), "error", err)
 		return KindOf(err) == BadInput
 	}

@@ -47,6 +47,8 @@ type Facts struct {
 	// Workload is the pod as the orchestrator knows it; nil standalone. It has the
 	// word on identity and, being newer than the runtime's copy, on annotations.
 	Workload *model.Workload
+	// ServiceRanges are those of the mesh's service addresses.
+	ServiceRanges model.Ranges
 }
 
 // Decide turns a request into a decision; it is pure. A bad annotation or an
@@ -65,14 +67,14 @@ func Decide(req *cniv1.AddRequest, facts Facts) (Decision, error) {
 	meshed, reason := joins(cfg, w)
 	// A mistake matters only to a pod that is to join.
 	if err != nil && meshed {
-		return Decision{}, &Error{Kind: BadInput, Err: err}
+		return Decision{Workload: w}, &Error{Kind: BadInput, Err: err}
 	}
 	if !meshed {
 		return Decision{Reason: reason, Unknown: cfg.Unknown, Workload: w}, nil
 	}
 	pod, err := podOf(req, cfg, facts)
 	if err != nil {
-		return Decision{}, &Error{Kind: BadInput, Err: err}
+		return Decision{Workload: w}, &Error{Kind: BadInput, Err: err}
 	}
 	return Decision{Meshed: true, Reason: reason, Pod: pod, Unknown: cfg.Unknown, Workload: w}, nil
 }
@@ -125,6 +127,9 @@ func podOf(req *cniv1.AddRequest, cfg annotation.Config, facts Facts) (model.Pod
 	}
 	if len(addrs) == 0 {
 		return model.Pod{}, fmt.Errorf("the chain's result has no address: the plugin before portolan must give the pod an IP")
+	}
+	if addr, in, hit := facts.ServiceRanges.Hit(addrs); hit {
+		return model.Pod{}, fmt.Errorf("the pod's address %s is in %s, whose addresses are the mesh's services: give pods addresses of another range, or the mesh (settings vipRange and vipRange6, flags --vip-range and --vip-range6)", addr, in)
 	}
 	// A chain may name resolvers that are no addresses we can use (IPv6 with a
 	// zone, say); the node's own resolvers serve then.

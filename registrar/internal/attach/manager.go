@@ -133,6 +133,8 @@ type Config struct {
 	Log         *slog.Logger
 	Node        string
 	TrustDomain string
+	// ServiceRanges are those of the mesh's service addresses: no pod may have one.
+	ServiceRanges model.Ranges
 	// Locality is the node's at the start.
 	Locality model.Locality
 	// NetnsDir holds pins and notes; SpoolDir what the plugin could not deliver.

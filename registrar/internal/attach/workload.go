@@ -57,7 +57,7 @@ func (m *Manager) listed() bool {
 
 // decide is Decide with what the orchestrator knows of the pod.
 func (m *Manager) decide(req *cniv1.AddRequest, find lookup) (Decision, error) {
-	facts := Facts{TrustDomain: m.cfg.TrustDomain, Now: m.cfg.Now()}
+	facts := Facts{TrustDomain: m.cfg.TrustDomain, Now: m.cfg.Now(), ServiceRanges: m.cfg.ServiceRanges}
 	own := annotation.Unset
 	if req.GetAnnotationsKnown() {
 		own = annotation.OptIn(req.GetAnnotations())

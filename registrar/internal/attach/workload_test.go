@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -207,6 +208,33 @@ func TestAccountThatNamesNoService(t *testing.T) {
 	if err != nil || d.Pod.Service.Name != "till" || d.Pod.Identity.SPIFFE() != "spiffe://aether.internal/ns/default/sa/till.v2" {
 		t.Errorf("with the annotation: %+v, %v", d.Pod, err)
 	}
+}
+
+// A pod whose address is one of the mesh's services could not be called: its ADD fails and
+// names address, range and settings, and so hears the owner of a pod that runs already.
+func TestAddressOfAService(t *testing.T) {
+	const want = "the pod's address 198.18.4.2 is in 198.18.0.0/15, whose addresses are the mesh's services: give pods addresses of another range, or the mesh (settings vipRange and "
+	w, o, m := orchestrated(t)
+	m.cfg.ServiceRanges = model.Ranges{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd70:6f72:746f::/64")}
+	o.set(workload(multiPort()))
+	req := addRequest("c1", "payments-1", "10.1.0.2", multiPort())
+	req.Addresses = []string{"10.1.0.2", "198.18.4.2/16"}
+	req.CniArgs[argUID] = "u1"
+	if err := m.Add(t.Context(), req, func(Decision) error { return nil }); KindOf(err) != BadInput || !strings.Contains(err.Error(), want) {
+		t.Errorf("ADD: %v", err)
+	}
+	o.sandboxes = []*cniv1.AddRequest{req}
+	for range 3 {
+		m.Sweep(t.Context())
+	}
+	if len(o.reports) != 1 || !strings.Contains(o.reports[0], reasonInvalid+": the pod is not in the mesh: "+want) {
+		t.Errorf("reports: %q", o.reports)
+	}
+	if len(w.events()) != 0 {
+		t.Errorf("events: %v", w.events())
+	}
+	req.Addresses = []string{"198.20.0.1", "fd70:6f72:746f:1::1"}
+	mustAdd(t, m, req)
 }
 
 // CNI-36 and contract 5: a pod that the orchestrator has not told of fails when it

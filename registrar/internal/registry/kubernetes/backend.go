@@ -43,6 +43,9 @@ type Options struct {
 	Node string
 	// TrustDomain is the mesh's; a record of another one is left out.
 	TrustDomain string
+	// ServiceRanges are those of the mesh's service addresses; a record that has one of
+	// them is left out.
+	ServiceRanges model.Ranges
 	// DB is the state file, in which the backend owns the buckets whose names begin
 	// with "kubernetes.". It does not close it.
 	DB *bbolt.DB
@@ -65,6 +68,7 @@ type Backend struct {
 	node        string
 	host        string // of the API server, for people
 	trustDomain string // the mesh's
+	services    model.Ranges
 	meshName    func(model.ServiceKey) string
 	log         *slog.Logger
 	isLeaving   func() bool // may be nil
@@ -138,7 +142,7 @@ func (b *Backend) leaving() bool {
 
 func newBackend(o Options) (*Backend, error) {
 	b := &Backend{
-		node: o.Node, host: o.Config.Host, trustDomain: o.TrustDomain, meshName: o.MeshName, log: o.Log, isLeaving: o.Leaving, metrics: newMetrics(),
+		node: o.Node, host: o.Config.Host, trustDomain: o.TrustDomain, services: o.ServiceRanges, meshName: o.MeshName, log: o.Log, isLeaving: o.Leaving, metrics: newMetrics(),
 		snapshot: snapshot{db: o.DB},
 		ready:    make(chan struct{}), closed: make(chan struct{}),
 		own: make(map[types.NamespacedName]*ownObject), keys: make(map[string]types.NamespacedName),

@@ -458,6 +458,44 @@ func TestUnusable(t *testing.T) {
 	await(t, "none is left out", func() bool { return n2.value(t, "portolan_registry_unusable_objects") == 0 })
 }
 
+// A record of whatever node that has an address of the mesh's services is left out, by
+// name, address, range and remedy: a call of that pod would be a call of a service.
+func TestAddressOfAService(t *testing.T) {
+	c := newCluster(t)
+	n1 := newNode(t, "n1", c.server.Admin())
+	log1 := registrytest.Follow(t, n1)
+	put := func(uid string, generation uint64, addrs ...v1alpha1.Address) {
+		t.Helper()
+		object, err := objectOf(endpoint("n2", uid, generation), "")
+		must(t, err)
+		object.Spec.IP, object.Spec.Addresses = addrs[0], addrs
+		_, err = c.objects.apply(t.Context(), object)
+		must(t, err)
+	}
+	put("a", 1, "10.1.0.9")
+	put("b", 1, "198.19.255.255")
+	put("c", 1, "10.1.0.10", "fd70:6f72:746f::1")
+	put("d", 1, "198.20.0.0", "fd70:6f72:746f:1::1")
+	log1.AwaitUIDs(t, uidOf("a"), uidOf("d"))
+	await(t, "two are left out", func() bool { return n1.value(t, "portolan_registry_unusable_objects") == 2 })
+	for uid, want := range map[string]string{
+		"b": "its address 198.19.255.255 is in 198.18.0.0/15, whose addresses are the mesh's services: node n2 must give pods addresses of another range",
+		"c": "its address fd70:6f72:746f::1 is in fd70:6f72:746f::/64, ",
+	} {
+		line := slices.IndexFunc(strings.Split(n1.log.String(), "\n"), func(line string) bool {
+			return strings.Contains(line, want) && strings.Contains(line, "object="+key(uid).String())
+		})
+		if line < 0 {
+			t.Errorf("the log does not say of %s: %s\n%s", key(uid), want, n1.log.String())
+		}
+	}
+	// One that was served goes, and comes back.
+	put("a", 2, "198.18.0.1")
+	log1.AwaitUIDs(t, uidOf("d"))
+	put("a", 3, "10.1.0.9")
+	log1.AwaitUIDs(t, uidOf("a"), uidOf("d"))
+}
+
 // A mesh that gets another trust domain serves no record of the former one: neither
 // what a node saved, nor what it left in the API server, nor that of a node which runs
 // with the former settings. Each is served again once it is of this mesh.

@@ -111,6 +111,11 @@ func (b *Backend) readRecord(key types.NamespacedName, object *v1alpha1.ServiceE
 	if err == nil && ep.Generation > maxGeneration {
 		err = fmt.Errorf("its generation %d is none that its registrar on node %s gives, who writes it anew", ep.Generation, ep.Node)
 	}
+	if addr, in, hit := b.services.Hit(ep.Addresses); err == nil && hit {
+		// Whoever called it would call a service, through the mesh once more.
+		err = fmt.Errorf("its address %s is in %s, whose addresses are the mesh's services: node %s must give pods addresses of another range, or the mesh gets another (settings vipRange and vipRange6)",
+			addr, in, ep.Node)
+	}
 	if err != nil {
 		b.leaveOut(key, err.Error())
 		return model.Endpoint{}, false

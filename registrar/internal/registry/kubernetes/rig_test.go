@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -175,8 +176,9 @@ func (n *node) start(tb testing.TB) {
 	var err error
 	n.Backend, err = Open(Options{
 		Config: n.config, Node: n.name, TrustDomain: n.domain, DB: n.db, Patience: n.wait, Metrics: n.metrics, Leaving: n.leaving.Load,
-		Log:      slog.New(slog.NewTextHandler(n.log, nil)),
-		MeshName: func(k model.ServiceKey) string { return k.Name + "." + k.Namespace + ".aether.internal" },
+		ServiceRanges: model.Ranges{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd70:6f72:746f::/64")},
+		Log:           slog.New(slog.NewTextHandler(n.log, nil)),
+		MeshName:      func(k model.ServiceKey) string { return k.Name + "." + k.Namespace + ".aether.internal" },
 	})
 	must(tb, err)
 }
