@@ -216,6 +216,22 @@ func (m *mesh) setEndpoints(cluster string, pods ...*meshPod) {
 	m.xds.Set(resource.Endpoints(resource.LoadAssignment{Name: cluster, Endpoints: endpoints}))
 }
 
+// unwaited fails the test if Envoy has waited for something that did not come: it counts
+// who waited for the first answer about a resource, and the requests that it gave up
+// because nobody said what their cluster is.
+func (m *mesh) unwaited() {
+	m.Helper()
+	stats := m.envoy.Stats(`init_fetch_timeout$|^http\.out_http\.no_cluster$`)
+	if len(stats) == 0 {
+		m.Error("Envoy has none of the statistics")
+	}
+	for name, n := range stats {
+		if n != 0 {
+			m.Errorf("%s is %d: Envoy waited in vain", name, n)
+		}
+	}
+}
+
 func portText(n uint16) string {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), n).String()[len("0.0.0.0:"):]
 }

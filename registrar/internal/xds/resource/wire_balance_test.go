@@ -1,6 +1,7 @@
 package resource_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -219,8 +220,8 @@ func TestWireLocality(t *testing.T) {
 }
 
 // A node died: its address swallows packets. Requests fail over after the connect
-// timeout, none fails, and soon the address is left out, so that requests are quick
-// again long before the registry knows.
+// timeout, none fails, and soon the address is left out, so that no request runs into the
+// timeout any more, long before the registry knows.
 func TestWireBlackHole(t *testing.T) {
 	m, client, pods := replicas(t, 2)
 	hole := m.lab.AddPod()
@@ -235,19 +236,22 @@ func TestWireBlackHole(t *testing.T) {
 		m.call(client, "payments.aether.internal")
 		return m.envoy.Stat("cluster.payments_aether_internal.outlier_detection.ejections_active") == 1
 	})
-	started := time.Now()
+	m.call(client, "payments.aether.internal") // the worker has heard of it, too
+	timeouts := func() int64 { return m.envoy.Stat("cluster.payments_aether_internal.upstream_cx_connect_timeout") }
+	before := timeouts()
 	for range 20 {
 		if got := m.call(client, "payments.aether.internal"); got.status != 200 {
 			t.Errorf("got %d", got.status)
 		}
 	}
-	if took := time.Since(started); took > 900*time.Millisecond {
-		t.Errorf("20 requests took %v with the dead host left out", took)
+	if n := timeouts() - before; before == 0 || n != 0 {
+		t.Errorf("%d connections timed out before the dead host was left out, and %d after", before, n)
 	}
 }
 
-// A node dies while its connections are in use: a request in flight fails in some
-// 15 s and not after the kernel's quarter of an hour, on HTTP/1.1, HTTP/2 and TCP.
+// A node dies while its connections are in use: Envoy gives up a request in flight after
+// some 15 s, and the kernel would after a quarter of an hour, on HTTP/1.1, HTTP/2 and
+// TCP. Nobody here waits for long enough to see that.
 func TestWireNodeDies(t *testing.T) {
 	t.Parallel() // it waits for the kernel's timeout
 	m := newMesh(t)
@@ -288,23 +292,16 @@ func TestWireNodeDies(t *testing.T) {
 	if out, err := p.Run(t.Context(), "ip", "link", "set", "eth0", "down"); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	started := time.Now()
-	failed := make(chan time.Duration, len(beats))
+	var wg sync.WaitGroup
 	for i, beat := range beats {
-		go func() {
-			if err := beat(); err == nil {
-				t.Errorf("stream %d: an answer from a dead node", i)
+		wg.Go(func() {
+			err := beat()
+			if timeout, ok := errors.AsType[net.Error](err); err == nil || ok && timeout.Timeout() {
+				t.Errorf("stream %d: %v, want that Envoy ends it", i, err)
 			}
-			failed <- time.Since(started)
-		}()
+		})
 	}
-	for range beats {
-		if took := <-failed; took > 40*time.Second {
-			t.Errorf("failed after %v", took)
-		} else {
-			t.Logf("failed after %v", took)
-		}
-	}
+	wg.Wait()
 }
 
 // The only host of a service is never left out: it may be back any moment.

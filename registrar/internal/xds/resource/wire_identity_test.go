@@ -7,9 +7,9 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/resource"
 	"github.com/portolan-mesh/portolan/registrar/internal/xds/wiretest"
@@ -190,12 +190,9 @@ func TestWireNoCertificateYet(t *testing.T) {
 	}
 	m.xds.Sync()
 	c := late.http1(t)
-	started := time.Now()
-	if got := m.call(c, "payments.aether.internal"); got.status != http.StatusServiceUnavailable {
-		t.Errorf("without a certificate: got %d, %v", got.status, got.seen.Header)
-	}
-	if took := time.Since(started); took > 8*time.Second {
-		t.Errorf("without a certificate: took %v", took)
+	// Refused by Envoy itself: no attempt ran into a timeout, nothing was waited for.
+	if got := m.call(c, "payments.aether.internal"); got.status != http.StatusServiceUnavailable || !strings.HasSuffix(got.body, "local connection failure") {
+		t.Errorf("without a certificate: got %d %q, %v", got.status, got.body, got.seen.Header)
 	}
 	m.setPod(late)
 	m.xds.Sync()

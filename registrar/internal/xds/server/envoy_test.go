@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -145,22 +146,29 @@ func (n *node) finished(await func([]cache.Key, func(cache.Result)) func(), keys
 	}
 }
 
-// get asks for a service and returns the status and how long it took.
-func (n *node) get(authority string) (status int, took time.Duration) {
+// get asks for a service and returns the status and the body.
+func (n *node) get(authority string) (status int, body string) {
 	n.Helper()
-	start := time.Now()
 	req, err := http.NewRequestWithContext(n.Context(), http.MethodGet, "http://"+authority+"/", nil)
 	n.must(err)
 	resp, err := n.client.Do(req)
 	n.must(err)
+	text, err := io.ReadAll(resp.Body)
+	n.must(err)
 	_ = resp.Body.Close()
-	return resp.StatusCode, time.Since(start)
+	return resp.StatusCode, string(text)
 }
 
+// wants checks the status of a service. A 503 is that of a cluster that Envoy has and that
+// has no endpoint.
 func (n *node) wants(authority string, status int) {
 	n.Helper()
-	if got, took := n.get(authority); got != status || took > time.Second {
-		n.Errorf("%s: %d after %v, want %d within a second", authority, got, took, status)
+	body := ""
+	if status == http.StatusServiceUnavailable {
+		body = "no healthy upstream"
+	}
+	if got, text := n.get(authority); got != status || text != body {
+		n.Errorf("%s: %d %q, want %d %q", authority, got, text, status, body)
 	}
 }
 
@@ -168,7 +176,7 @@ func (n *node) wants(authority string, status int) {
 // that it had to wait for in vain.
 func (n *node) clean() {
 	n.Helper()
-	stats := n.envoy.Stats(`update_rejected$|init_fetch_timeout$|warming_clusters$|total_listeners_warming$`)
+	stats := n.envoy.Stats(`update_rejected$|init_fetch_timeout$|warming_clusters$|total_listeners_warming$|^http\.out\.no_cluster$`)
 	for name, value := range stats {
 		if value != 0 {
 			n.Errorf("Envoy: %s is %d", name, value)
@@ -223,7 +231,7 @@ func (n *node) answers(services map[string]bool) {
 
 // A stock Envoy takes what the server gives: a wildcard cluster with its
 // assignment, a listener, its routes, and clusters on demand; a changed cluster is
-// active again at once because its assignment follows, on the wildcard and on
+// active again without a timeout because its assignment follows, on the wildcard and on
 // demand (XDS-34, XDS-35, XDS-36, XDS-D7; dataplane decision 5).
 func TestEnvoy(t *testing.T) {
 	n := newNode(t, released())
@@ -248,7 +256,6 @@ func TestEnvoy(t *testing.T) {
 	}{{cache.WildcardCluster, "warm.test"}, {cache.OnDemandCluster, "cold.test"}} {
 		t.Run(service.kind.String(), func(t *testing.T) {
 			for i := range 10 {
-				start := time.Now()
 				n.Apply(cache.Batch{Set: map[cache.Kind][]cache.Resource{
 					service.kind: {n.cluster(service.name, time.Duration(2+i)*time.Second)},
 				}})
@@ -256,8 +263,8 @@ func TestEnvoy(t *testing.T) {
 				n.settled(key(cache.Endpoints, service.name))
 				want := fmt.Sprintf(`"connect_timeout": "%ds"`, 2+i)
 				dump := n.envoy.Get("/config_dump?resource=dynamic_active_clusters&name_regex=" + service.name)
-				if took := time.Since(start); !strings.Contains(dump, want) || took > time.Second {
-					t.Errorf("change %d: active %v after %v", i, strings.Contains(dump, want), took)
+				if !strings.Contains(dump, want) {
+					t.Errorf("change %d is acknowledged and not active:\n%s", i, dump)
 				}
 				n.wants(service.name, http.StatusOK)
 			}

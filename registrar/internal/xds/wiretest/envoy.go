@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -125,7 +126,7 @@ func Eventually(tb testing.TB, what string, condition func() bool) {
 // Stat returns one counter or gauge, 0 when Envoy does not have it.
 func (e *Envoy) Stat(name string) int64 {
 	e.tb.Helper()
-	return e.Stats("^" + strings.ReplaceAll(name, ".", `\.`) + "$")[name]
+	return e.Stats("^" + regexp.QuoteMeta(name) + "$")[name]
 }
 
 // Stats returns the counters and gauges whose names match the expression.
