@@ -42,7 +42,7 @@ func TestUninstallNode(t *testing.T) {
 	}
 	// Taken in while it ran, so that no note tells of it.
 	adopted := netnstest.New(t)
-	n.store(t, model.Pod{
+	storePods(t, n.state, model.Pod{
 		Key: model.AttachmentKey{ContainerID: "c2", IfName: "eth0"}, Netns: adopted.Path, RuntimeNetns: adopted.Path,
 		Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.3")},
 	})
@@ -88,7 +88,7 @@ func TestUninstallNode(t *testing.T) {
 	if err != nil || strings.Contains(string(mounts), n.netns) {
 		t.Errorf("mounts are left: %s, %v", mounts, err)
 	}
-	if pods := n.attached(t); len(pods) != 0 {
+	if pods := attachedPods(t, n.state); len(pods) != 0 {
 		t.Errorf("still attached: %v", pods)
 	}
 	says(t, 0, "no network configuration has the plugin", n.uninstall...)
@@ -203,7 +203,13 @@ func (n *meshedNode) copyMounts(t *testing.T) {
 // open opens the state, which its registrar holds while it runs.
 func (n *meshedNode) open(t *testing.T) *bolt.DB {
 	t.Helper()
-	db, _, err := state.Open(filepath.Join(n.state, stateFile), slog.New(slog.DiscardHandler))
+	return openState(t, n.state)
+}
+
+// openState opens the state in a folder.
+func openState(t *testing.T, dir string) *bolt.DB {
+	t.Helper()
+	db, _, err := state.Open(filepath.Join(dir, stateFile), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,26 +217,30 @@ func (n *meshedNode) open(t *testing.T) *bolt.DB {
 	return db
 }
 
-// store stores an attached pod as attach does.
-func (n *meshedNode) store(t *testing.T, pod model.Pod) {
+// storePods stores attached pods as attach does.
+func storePods(t *testing.T, dir string, pods ...model.Pod) {
 	t.Helper()
-	db := n.open(t)
+	db := openState(t, dir)
 	records, err := state.OpenRecords[model.Pod](db, "attachments", slog.New(slog.DiscardHandler))
 	if err == nil {
-		err = records.Save(map[string]model.Pod{pod.Key.ContainerID + "/" + pod.Key.IfName: pod})
+		all := map[string]model.Pod{}
+		for _, p := range pods {
+			all[p.Key.ContainerID+"/"+p.Key.IfName] = p
+		}
+		err = records.Save(all)
 	}
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if len(n.attached(t)) != 1 {
-		t.Fatal("the pod is not stored as attach stores it")
+	if len(attachedPods(t, dir)) != len(pods) {
+		t.Fatal("the pods are not stored as attach stores them")
 	}
 }
 
-// attached are the pods that a registrar would find.
-func (n *meshedNode) attached(t *testing.T) []model.Pod {
+// attachedPods are the pods that a registrar would find.
+func attachedPods(t *testing.T, dir string) []model.Pod {
 	t.Helper()
-	db := n.open(t)
+	db := openState(t, dir)
 	pods, err := attach.New(attach.Config{DB: db, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
