@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -152,24 +154,43 @@ func TestRestoreUnderAnotherTrustDomain(t *testing.T) {
 	}
 }
 
-// MESH-41: after a reboot, which wipes the run folder, every pin is void: all that
-// have no netns go at once, without the breaker.
+// MESH-41: after a reboot, which wipes the run folder, every pin is void: all that have no
+// netns go at once, without the breaker, with their records, and the next start, which is
+// no reboot, has nothing of them. What has a netns all the same stays.
 func TestRestoreAfterReboot(t *testing.T) {
 	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
 	m := newManager(t, newWorld(), db)
-	for i := range 5 {
+	for i := range 6 {
 		mustAdd(t, m, addRequest(fmt.Sprintf("c%d", i), "web", fmt.Sprintf("10.1.0.%d", i+2), multiPort()))
 	}
-	w := newWorld()
+	w, want := newWorld(), []string{}
 	for i := range 5 {
-		w.gone[key(fmt.Sprintf("c%d", i))] = true
+		id := fmt.Sprintf("c%d", i)
+		w.gone[key(id)] = true
+		want = append(want, "withdraw "+id+"-eth0", "unpin "+id+"-eth0")
 	}
 	m2 := newManager(t, w, db) // another run folder: no marker in it
 	if err := m2.Restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if left := m2.Pods(); len(left) != 0 {
-		t.Errorf("%d attachments of the time before the reboot are left", len(left))
+	if d := cmp.Diff([]string{"c5"}, attachedIDs(m2)); d != "" {
+		t.Errorf("attached (-want +got):\n%s", d)
+	}
+	got := slices.DeleteFunc(w.events(), func(e string) bool { return !strings.HasPrefix(e, "withdraw") && !strings.HasPrefix(e, "unpin") })
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("taken away (-want +got):\n%s", d)
+	}
+	if stored, err := m2.store.load(); err != nil || len(stored) != 1 {
+		t.Errorf("stored %v, %v", stored, err)
+	}
+	w.gone[key("c5")] = true
+	m3 := newManager(t, w, db)
+	m3.cfg.NetnsDir = m2.cfg.NetnsDir
+	if err := m3.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"c5"}, attachedIDs(m3)); d != "" {
+		t.Errorf("a restart takes for gone what it cannot see (-want +got):\n%s", d)
 	}
 }
 
