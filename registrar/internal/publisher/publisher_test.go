@@ -45,7 +45,33 @@ type fixture struct {
 	saved   *memoryCatalogue
 	names   *recordedNames
 	clock   *shiftedClock
+	log     *logBuffer
 	nextGen uint64
+}
+
+// logBuffer is a log that is read while it is written.
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// lines are those with a text in them.
+func (l *logBuffer) lines(text string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []string
+	for line := range strings.Lines(l.text.String()) {
+		if strings.Contains(line, text) {
+			out = append(out, line)
+		}
+	}
+	return out
 }
 
 // shiftedClock is the wall clock with an offset that the test advances.
@@ -143,11 +169,11 @@ func start(t *testing.T) *fixture {
 	f := &fixture{
 		saved: &memoryCatalogue{entries: map[model.ServiceKey]projection.Entry{}},
 		names: &recordedNames{changed: make(chan struct{})},
-		clock: &shiftedClock{},
+		clock: &shiftedClock{}, log: &logBuffer{},
 	}
 	c := cache.New(cache.Config{Clock: f.clock})
 	f.Publisher, err = New(Config{
-		Engine: engine, Cache: c, Catalogue: f.saved, Names: f.names, Log: slog.New(slog.DiscardHandler),
+		Engine: engine, Cache: c, Catalogue: f.saved, Names: f.names, Log: slog.New(slog.NewTextHandler(f.log, nil)),
 		Domain: domain, TrustDomain: domain, VIPRanges: vips, FlatNamespaces: []string{"default"},
 		XDSSocket: "xds.sock", Now: time.Now,
 	})
@@ -437,6 +463,46 @@ func TestSelfIsLearnedLate(t *testing.T) {
 	if d := cmp.Diff(clusters, odcds.State(resourcev3.ClusterType).Versions()); d != "" {
 		t.Errorf("clusters changed with the node's place:\n%s", d)
 	}
+}
+
+// An address that pods of two nodes claim is told of once, by a line that names both and
+// says what of it, however often their records change; one that is free of it for a while
+// is told of again. How many there are is known all the time.
+func TestContestIsToldOnce(t *testing.T) {
+	f := start(t)
+	claim := func(uid, node, ip string) {
+		f.nextGen++
+		f.OnRegistry(registry.Event{Kind: registry.Upsert, UID: uid, Generation: f.nextGen, Endpoint: model.Endpoint{
+			UID: uid, Generation: f.nextGen, Node: node, Service: model.ServiceKey{Namespace: "default", Name: uid},
+			Identity:  model.Identity{TrustDomain: domain, Namespace: "default", Account: uid},
+			Addresses: []netip.Addr{netip.MustParseAddr(ip)}, Default: 8080, Weight: 1, Since: time.Unix(int64(f.nextGen), 0),
+			Ports: []model.PortStatus{{Port: port.Port{Number: 8080, Protocol: port.HTTP}, Health: model.Healthy}},
+		}})
+	}
+	const line = "pods of several nodes claim one address"
+	told := func(what string, lines, contested int) {
+		t.Helper()
+		if got := f.log.lines(line); len(got) != lines || f.Contested() != contested {
+			t.Errorf("%s: %d contested, want %d; told of %d times, want %d:\n%s", what, f.Contested(), contested, len(got), lines, got)
+		}
+	}
+	claim("mine", "node1", "10.1.0.2")
+	told("one claim", 0, 0)
+	for range 3 {
+		claim("theirs", "node2", "10.1.0.2")
+		claim("other", "node3", "10.1.0.3")
+		claim("mine", "node1", "10.1.0.2")
+	}
+	told("both claim it again and again", 1, 1)
+	for _, want := range []string{"address=10.1.0.2", "owner=theirs", "owner_node=node2", "owner_service=default/theirs", "other=mine", "other_node=node1", "other_service=default/mine"} {
+		if got := f.log.lines(line); len(got) > 0 && !strings.Contains(got[0], want) {
+			t.Errorf("it does not say %s: %s", want, got[0])
+		}
+	}
+	f.remove("theirs")
+	told("one of them is gone", 1, 0)
+	claim("again", "node2", "10.1.0.2")
+	told("another one claims it", 2, 1)
 }
 
 // XDS-36, XDS-D5: the last endpoint goes by an empty load assignment, and the
