@@ -86,17 +86,23 @@ func (r *runner) start(t *testing.T) (stop func()) {
 	wg.Go(func() { _ = r.backend.Watch(ctx, r.take) })
 	stop = func() { cancel(); wg.Wait() }
 	t.Cleanup(stop)
-	bound := time.Now().Add(patience)
-	for {
+	eventually(t, "it takes pods", func() bool {
 		conn, err := net.Dial("unix", r.cfg.CNISocket)
 		if err == nil {
 			_ = conn.Close()
-			return stop
 		}
+		return err == nil
+	})
+	return stop
+}
+
+// eventually polls what no event tells.
+func eventually(t *testing.T, what string, met func() bool) {
+	t.Helper()
+	for bound := time.Now().Add(patience); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(bound) {
-			t.Fatal(err)
+			t.Fatalf("not within %v: %s", patience, what)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -258,9 +264,7 @@ func TestPlaceIsLearnedLate(t *testing.T) {
 		own, ok := records["c1-eth0"]
 		return ok && own.Locality == model.Locality{}
 	})
-	for asked.Load() < before+1 { // in vain once more
-		time.Sleep(5 * time.Millisecond)
-	}
+	eventually(t, "it is asked for in vain once more", func() bool { return asked.Load() > before })
 	known.Store(true)
 	awaitPriorities(t, envoy, map[string]uint32{"north": 0, "south": 1})
 	r.awaitRecords(t, "its place is known", func(records map[string]model.Endpoint) bool {
