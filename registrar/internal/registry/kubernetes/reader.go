@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"time"
 
@@ -69,23 +68,6 @@ func (b *Backend) answered(ctx context.Context, err error) {
 	case err != nil && apierrors.ReasonForError(was) != apierrors.ReasonForError(err) && !b.leaving():
 		b.log.Error("the Kubernetes API is still away", "server", b.host, "error", b.link.err)
 	}
-}
-
-// explain adds the remedy to what people can set right, and leaves out the long
-// address of the request.
-func explain(err error) error {
-	if request, ok := errors.AsType[*url.Error](err); ok {
-		err = request.Err
-	}
-	switch {
-	case err == nil:
-		return nil
-	case apierrors.IsNotFound(err):
-		return fmt.Errorf("%w: install the CustomResourceDefinition of %s.%s", err, v1alpha1.Resource, v1alpha1.Group)
-	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
-		return fmt.Errorf("%w: bind the registrar's ServiceAccount to its ClusterRole", err)
-	}
-	return err
 }
 
 // retryAll writes at once what waits for its next try.
