@@ -37,11 +37,17 @@ func manyEndpoints(ctx context.Context, r *rig) (_ []measure.Figure, err error) 
 	if err != nil {
 		return nil, err
 	}
-	c, err := r.start(ctx, newFleet("many", manyCount, manyServices, 78, pod), manySubscribed)
+	var c *course
+	begun := time.Now()
+	atOnce, err := processorTime(processes["registrar"], func() (err error) {
+		c, err = r.start(ctx, newFleet("many", manyCount, manyServices, 78, pod), manySubscribed)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.stop()) }()
+	writeRate := manyCount / time.Since(begun).Seconds()
 	idle, err := processorTime(processes["registrar"], func() error { return pause(ctx, manyChanges*pace) })
 	if err != nil {
 		return nil, err
@@ -71,7 +77,8 @@ func manyEndpoints(ctx context.Context, r *rig) (_ []measure.Figure, err error) 
 		{
 			OK:       (used-idle).Seconds()/thousands < 0.4,
 			What:     "processor time of the registrar for 1,000 changes" + what,
-			Measured: fmt.Sprintf("%.2f s (and %.2f s in the same time without changes)", (used-idle).Seconds()/thousands, idle.Seconds()/thousands),
+			Measured: fmt.Sprintf("%.2f s (and %.2f s in the same time without changes; %.2f s when they came at %.0f/s, as all were written)",
+				(used-idle).Seconds()/thousands, idle.Seconds()/thousands, atOnce.Seconds()/(manyCount/1000), writeRate),
 			Aim:      "< 0.4 s (Istio's pilot: 0.4-0.7 s)",
 		},
 		{
