@@ -30,24 +30,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// endpoint returns a valid record.
-func endpoint(uid string, generation uint64) model.Endpoint {
-	return model.Endpoint{
-		UID: uid, Generation: generation, Since: time.Unix(1_700_000_000, 5).UTC(),
-		Service:   model.ServiceKey{Namespace: "shop", Name: "payments"},
-		Identity:  model.Identity{TrustDomain: "aether.internal", Namespace: "shop", Account: "payments"},
-		Addresses: []netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::1")},
-		Default:   8080,
-		Ports: []model.PortStatus{
-			{Port: port.Port{Number: 5432, Protocol: port.TCP}, Health: model.Draining},
-			{Port: port.Port{Number: 8080, Protocol: port.HTTP}, Health: model.Healthy},
-			{Port: port.Port{Number: 9090, Protocol: port.H2}},
-		},
-		Weight: 1, Locality: model.Locality{Zone: "z"}, Metadata: map[string]string{"version": "v1"},
-		PodName: "payments-1", PodUID: "u", Node: "n", ContainerID: "c",
-	}
-}
-
 func diff(want, got any) string {
 	return cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 }
@@ -97,23 +79,23 @@ func TestConformance(t *testing.T) {
 func TestSurvivesRestart(t *testing.T) {
 	db := database(t, filepath.Join(t.TempDir(), "state.db"))
 	first, _ := backend(t, db)
-	client := endpoint("client", 3)
+	client := registrytest.Endpoint("client", 3)
 	client.Default, client.Ports = 0, nil
-	for _, ep := range []model.Endpoint{endpoint("b", 1), client, endpoint("gone", 1), endpoint("a", 7)} {
+	for _, ep := range []model.Endpoint{registrytest.Endpoint("b", 1), client, registrytest.Endpoint("gone", 1), registrytest.Endpoint("a", 7)} {
 		must(t, first.Publish(t.Context(), ep))
 	}
-	must(t, first.Publish(t.Context(), endpoint("b", 2)))
+	must(t, first.Publish(t.Context(), registrytest.Endpoint("b", 2)))
 	must(t, first.Withdraw(t.Context(), "gone", 2))
 	must(t, first.Close())
 
 	second, logged := backend(t, db)
-	if d := diff([]model.Endpoint{endpoint("a", 7), endpoint("b", 2), client}, second.Snapshot()); d != "" {
+	if d := diff([]model.Endpoint{registrytest.Endpoint("a", 7), registrytest.Endpoint("b", 2), client}, second.Snapshot()); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
-	if err := second.Publish(t.Context(), endpoint("a", 7)); !errors.Is(err, registry.ErrStale) {
+	if err := second.Publish(t.Context(), registrytest.Endpoint("a", 7)); !errors.Is(err, registry.ErrStale) {
 		t.Errorf("a generation from before the restart: %v", err)
 	}
-	must(t, second.Publish(t.Context(), endpoint("a", 8)))
+	must(t, second.Publish(t.Context(), registrytest.Endpoint("a", 8)))
 	if logged.Len() > 0 {
 		t.Errorf("logged: %s", logged)
 	}
@@ -125,13 +107,13 @@ func TestRetain(t *testing.T) {
 	db := database(t, filepath.Join(t.TempDir(), "state.db"))
 	first, _ := backend(t, db)
 	for _, uid := range []string{"ghost", "a", "b"} {
-		must(t, first.Publish(t.Context(), endpoint(uid, 4)))
+		must(t, first.Publish(t.Context(), registrytest.Endpoint(uid, 4)))
 	}
 	must(t, first.Retain(t.Context(), []string{"b", "never seen", "a"}))
-	if d := diff([]model.Endpoint{endpoint("a", 4), endpoint("b", 4)}, first.Snapshot()); d != "" {
+	if d := diff([]model.Endpoint{registrytest.Endpoint("a", 4), registrytest.Endpoint("b", 4)}, first.Snapshot()); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
-	if err := first.Publish(t.Context(), endpoint("ghost", 4)); !errors.Is(err, registry.ErrStale) {
+	if err := first.Publish(t.Context(), registrytest.Endpoint("ghost", 4)); !errors.Is(err, registry.ErrStale) {
 		t.Errorf("the ghost comes back: %v", err)
 	}
 	must(t, first.Close())
@@ -156,7 +138,7 @@ func TestFlush(t *testing.T) {
 	one, other := open("one"), open("other")
 	for i := range 50 {
 		uid := fmt.Sprint(i)
-		must(t, one.Publish(t.Context(), endpoint(uid, 1)))
+		must(t, one.Publish(t.Context(), registrytest.Endpoint(uid, 1)))
 		must(t, one.Flush())
 		must(t, db.View(func(tx *bbolt.Tx) error {
 			if tx.Bucket([]byte("one")).Get([]byte(uid)) == nil {
@@ -177,7 +159,7 @@ func TestStoredForm(t *testing.T) {
 	var before []byte
 	for i := range uint64(3) {
 		b, _ := backend(t, db)
-		ep := endpoint("a", 1)
+		ep := registrytest.Endpoint("a", 1)
 		for k := range 20 {
 			ep.Metadata[fmt.Sprint("k", k)] = "v"
 		}
@@ -215,7 +197,7 @@ func TestPublishDoesNotWaitForDisk(t *testing.T) {
 		t.Errorf("got %v", ev.Kind)
 	}
 	for g := range uint64(50) {
-		must(t, b.Publish(t.Context(), endpoint("a", g+1)))
+		must(t, b.Publish(t.Context(), registrytest.Endpoint("a", g+1)))
 		if ev := <-seen; ev.Kind != registry.Upsert || ev.Generation != g+1 {
 			t.Fatalf("got %v %d, want generation %d", ev.Kind, ev.Generation, g+1)
 		}
@@ -224,7 +206,7 @@ func TestPublishDoesNotWaitForDisk(t *testing.T) {
 	if ev := <-seen; ev.Kind != registry.Delete {
 		t.Errorf("got %v", ev.Kind)
 	}
-	must(t, b.Publish(t.Context(), endpoint("b", 1)))
+	must(t, b.Publish(t.Context(), registrytest.Endpoint("b", 1)))
 	<-seen
 	must(t, stuck.Rollback())
 	cancel()
@@ -233,7 +215,7 @@ func TestPublishDoesNotWaitForDisk(t *testing.T) {
 	}
 	must(t, b.Close())
 	again, _ := backend(t, db)
-	if d := diff([]model.Endpoint{endpoint("b", 1)}, again.Snapshot()); d != "" {
+	if d := diff([]model.Endpoint{registrytest.Endpoint("b", 1)}, again.Snapshot()); d != "" {
 		t.Errorf("stored in the end (-want +got):\n%s", d)
 	}
 }
@@ -245,7 +227,7 @@ func TestBatches(t *testing.T) {
 		b, _ := backend(t, db)
 		before := db.Stats()
 		for g := range uint64(500) {
-			must(t, b.Publish(t.Context(), endpoint(fmt.Sprint(g%50), g+1)))
+			must(t, b.Publish(t.Context(), registrytest.Endpoint(fmt.Sprint(g%50), g+1)))
 		}
 		time.Sleep(10 * defaultLinger)
 		synctest.Wait()
@@ -263,19 +245,19 @@ func TestBatches(t *testing.T) {
 // A record that is no record at all is refused and reaches nobody.
 func TestPublishRefuses(t *testing.T) {
 	b, _ := backend(t, database(t, filepath.Join(t.TempDir(), "state.db")))
-	bad := endpoint("a", 1)
+	bad := registrytest.Endpoint("a", 1)
 	bad.Identity.TrustDomain = ""
 	if err := b.Publish(t.Context(), bad); err == nil || err.Error() != `record "a": trust_domain or service_account is missing` {
 		t.Errorf("got %v", err)
 	}
-	must(t, b.Publish(t.Context(), endpoint("a", 5)))
-	if err := b.Publish(t.Context(), endpoint("a", 4)); !errors.Is(err, registry.ErrStale) || !strings.Contains(err.Error(), `record "a" generation 4`) {
+	must(t, b.Publish(t.Context(), registrytest.Endpoint("a", 5)))
+	if err := b.Publish(t.Context(), registrytest.Endpoint("a", 4)); !errors.Is(err, registry.ErrStale) || !strings.Contains(err.Error(), `record "a" generation 4`) {
 		t.Errorf("got %v", err)
 	}
 	must(t, b.Withdraw(t.Context(), "unknown", 1))
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := errors.Join(b.Publish(ended, endpoint("b", 1)), b.Withdraw(ended, "a", 9)); !errors.Is(err, context.Canceled) {
+	if err := errors.Join(b.Publish(ended, registrytest.Endpoint("b", 1)), b.Withdraw(ended, "a", 9)); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	if list := b.Snapshot(); len(list) != 1 || list[0].Generation != 5 {
@@ -288,8 +270,8 @@ func TestPublishRefuses(t *testing.T) {
 func TestCorruptRecords(t *testing.T) {
 	db := database(t, filepath.Join(t.TempDir(), "state.db"))
 	first, _ := backend(t, db)
-	must(t, first.Publish(t.Context(), endpoint("good", 1)))
-	must(t, first.Publish(t.Context(), endpoint("newer", 1)))
+	must(t, first.Publish(t.Context(), registrytest.Endpoint("good", 1)))
+	must(t, first.Publish(t.Context(), registrytest.Endpoint("newer", 1)))
 	must(t, first.Close())
 	bad := map[string][]byte{"empty": {}, "rubbish": []byte("\xff\xff\xff\xff"), "meaningless": []byte("\x0a\x03abc")}
 	must(t, db.Update(func(tx *bbolt.Tx) error {
@@ -302,7 +284,7 @@ func TestCorruptRecords(t *testing.T) {
 	}))
 
 	second, logged := backend(t, db)
-	want := []model.Endpoint{endpoint("good", 1), endpoint("newer", 1)}
+	want := []model.Endpoint{registrytest.Endpoint("good", 1), registrytest.Endpoint("newer", 1)}
 	want[1].Ports[1].Protocol = port.Unknown
 	if d := diff(want, second.Snapshot()); d != "" {
 		t.Errorf("-want +got:\n%s", d)
@@ -338,7 +320,7 @@ func TestFormerTrustDomain(t *testing.T) {
 	})
 	must(t, err)
 	for _, uid := range []string{"back", "dead"} {
-		ep := endpoint(uid, 9)
+		ep := registrytest.Endpoint(uid, 9)
 		ep.Identity.TrustDomain = "mesh.corp"
 		must(t, first.Publish(t.Context(), ep))
 	}
@@ -351,10 +333,10 @@ func TestFormerTrustDomain(t *testing.T) {
 	if n := strings.Count(logged.String(), "\n"); n != 1 || !strings.Contains(logged.String(), "records=2 trust_domain=aether.internal") {
 		t.Errorf("logged: %s", logged)
 	}
-	must(t, second.Publish(t.Context(), endpoint("back", 1)))
+	must(t, second.Publish(t.Context(), registrytest.Endpoint("back", 1)))
 	must(t, second.Close())
 	third, logged := backend(t, db)
-	if d := diff([]model.Endpoint{endpoint("back", 1)}, third.Snapshot()); d != "" || logged.Len() > 0 {
+	if d := diff([]model.Endpoint{registrytest.Endpoint("back", 1)}, third.Snapshot()); d != "" || logged.Len() > 0 {
 		t.Errorf("at the next start: -want +got:\n%s\nlogged: %s", d, logged)
 	}
 }
@@ -370,7 +352,7 @@ func TestDiskFull(t *testing.T) {
 		var b *Backend
 		b, logged = backend(t, db)
 		for i := range n {
-			must(t, b.Publish(t.Context(), endpoint(fmt.Sprintf("%04d", i), 1)))
+			must(t, b.Publish(t.Context(), registrytest.Endpoint(fmt.Sprintf("%04d", i), 1)))
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -405,7 +387,7 @@ func TestFailedWriteKeepsNewer(t *testing.T) {
 	db := database(t, filepath.Join(disktest.Mount(t, "size=64k"), "state.db"))
 	b := newBackend(Options{DB: db, Log: slog.New(slog.DiscardHandler), MeshName: func(model.ServiceKey) string { return "" }})
 	for i := range 500 { // more than there is room for
-		must(t, b.Publish(t.Context(), endpoint(fmt.Sprint(i), 1)))
+		must(t, b.Publish(t.Context(), registrytest.Endpoint(fmt.Sprint(i), 1)))
 	}
 	stuck, err := db.Begin(true)
 	must(t, err)
@@ -414,7 +396,7 @@ func TestFailedWriteKeepsNewer(t *testing.T) {
 	for b.Stats().Unsaved > 0 { // until the write has its batch
 		runtime.Gosched()
 	}
-	must(t, b.Publish(t.Context(), endpoint("7", 2)))
+	must(t, b.Publish(t.Context(), registrytest.Endpoint("7", 2)))
 	must(t, b.Withdraw(t.Context(), "8", 2))
 	must(t, stuck.Rollback())
 	if err := <-saved; !errors.Is(err, syscall.ENOSPC) {
@@ -432,17 +414,17 @@ func TestReadOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	writable := database(t, path)
 	first, _ := backend(t, writable)
-	must(t, first.Publish(t.Context(), endpoint("a", 1)))
+	must(t, first.Publish(t.Context(), registrytest.Endpoint("a", 1)))
 	must(t, first.Close())
 	must(t, writable.Close())
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true})
 	must(t, err)
 	defer func() { _ = db.Close() }()
 	b, _ := backend(t, db)
-	if d := diff([]model.Endpoint{endpoint("a", 1)}, b.Snapshot()); d != "" {
+	if d := diff([]model.Endpoint{registrytest.Endpoint("a", 1)}, b.Snapshot()); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
-	must(t, b.Publish(t.Context(), endpoint("b", 1)))
+	must(t, b.Publish(t.Context(), registrytest.Endpoint("b", 1)))
 	for range 2 {
 		if err := b.Close(); err == nil || !strings.HasPrefix(err.Error(), "1 endpoints wait in memory to be stored in "+path) || !strings.HasSuffix(err.Error(), "make its file system writable") {
 			t.Errorf("Close: %v", err)
@@ -489,7 +471,7 @@ func interleave(t *testing.T, db *bbolt.DB, seed uint64) {
 				if random.IntN(3) == 0 {
 					err = b.Withdraw(t.Context(), fmt.Sprint(i), generation)
 				} else {
-					err = b.Publish(t.Context(), endpoint(fmt.Sprint(i), generation))
+					err = b.Publish(t.Context(), registrytest.Endpoint(fmt.Sprint(i), generation))
 				}
 				if err != nil && !errors.Is(err, registry.ErrStale) {
 					t.Error(err)
@@ -544,7 +526,7 @@ func interleave(t *testing.T, db *bbolt.DB, seed uint64) {
 // BenchmarkPublish is what a publisher pays, with the disk behind it.
 func BenchmarkPublish(b *testing.B) {
 	backend, _ := backend(b, database(b, filepath.Join(b.TempDir(), "state.db")))
-	ep := endpoint("a", 0)
+	ep := registrytest.Endpoint("a", 0)
 	b.ReportAllocs()
 	for b.Loop() {
 		ep.Generation++
@@ -557,7 +539,7 @@ func BenchmarkOpen(b *testing.B) {
 	db := database(b, filepath.Join(b.TempDir(), "state.db"))
 	first, _ := backend(b, db)
 	for i := range 10_000 {
-		must(b, first.Publish(b.Context(), endpoint(fmt.Sprint(i), 1)))
+		must(b, first.Publish(b.Context(), registrytest.Endpoint(fmt.Sprint(i), 1)))
 	}
 	must(b, first.Close())
 	for b.Loop() {

@@ -83,6 +83,19 @@ func (s *scripted) writes() string {
 	return strings.Join(s.got, " ")
 }
 
+// scriptedNode is a node whose writes are answered so, and which has read that there is
+// nothing yet.
+func scriptedNode(t *testing.T, answers ...answer) (*scripted, *node) {
+	t.Helper()
+	script := &scripted{answers: answers}
+	server := httptest.NewServer(script)
+	t.Cleanup(server.Close)
+	n := newNode(t, "n1", &rest.Config{Host: server.URL})
+	t.Cleanup(func() { must(t, n.Close()) })
+	n.fresh(t)
+	return script, n
+}
+
 // What fails is tried again; what is refused is not, until there is something new to
 // write; what the server makes something else of is no reason to write for ever.
 func TestWriteErrors(t *testing.T) {
@@ -108,12 +121,7 @@ func TestWriteErrors(t *testing.T) {
 		{name: "deletion of what is gone", answers: []answer{ok, {err: apierrors.NewNotFound(resource, "a")}}, withdrawn: true, want: "PATCH DELETE"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			script := &scripted{answers: tt.answers}
-			server := httptest.NewServer(script)
-			defer server.Close()
-			n := newNode(t, "n1", &rest.Config{Host: server.URL})
-			defer func() { must(t, n.Close()) }()
-			n.fresh(t)
+			script, n := scriptedNode(t, tt.answers...)
 			must(t, n.Publish(t.Context(), endpoint("n1", "a", 1)))
 			if tt.withdrawn {
 				await(t, "it is written", func() bool { return n.writes(t) == 1 })
@@ -153,12 +161,7 @@ func TestWriteErrors(t *testing.T) {
 // A pod comes back while its object is still being deleted, as one with a finalizer is:
 // what is written into it counts for nothing, and is written again once it is gone.
 func TestWriteIntoWhatIsBeingDeleted(t *testing.T) {
-	script := &scripted{answers: []answer{{}}}
-	server := httptest.NewServer(script)
-	defer server.Close()
-	n := newNode(t, "n1", &rest.Config{Host: server.URL})
-	defer func() { must(t, n.Close()) }()
-	n.fresh(t)
+	script, n := scriptedNode(t, answer{})
 	must(t, n.Publish(t.Context(), endpoint("n1", "a", 1)))
 	n.settled(t)
 	must(t, n.Withdraw(t.Context(), uidOf("a"), 2))
@@ -184,12 +187,7 @@ func TestLeaving(t *testing.T) {
 	resource := schema.GroupResource{Group: v1alpha1.Group, Resource: v1alpha1.Resource}
 	forbidden := answer{err: apierrors.NewForbidden(resource, "a", nil)}
 	terminating := answer{err: apierrors.NewMethodNotSupported(resource, "create")}
-	script := &scripted{answers: []answer{{}, {}, forbidden, terminating, {}}}
-	server := httptest.NewServer(script)
-	defer server.Close()
-	n := newNode(t, "n1", &rest.Config{Host: server.URL})
-	defer func() { must(t, n.Close()) }()
-	n.fresh(t)
+	script, n := scriptedNode(t, answer{}, answer{}, forbidden, terminating, answer{})
 	for _, uid := range []string{"a", "b"} {
 		must(t, n.Publish(t.Context(), endpoint("n1", uid, 1)))
 	}
@@ -300,12 +298,7 @@ func TestGenerationIsMadeUp(t *testing.T) {
 // written again at once: what our own write made of the object is nobody else's doing.
 func TestChangesBackDuringWrite(t *testing.T) {
 	begun, release := make(chan struct{}), make(chan struct{})
-	script := &scripted{answers: []answer{{}, {change: func(*v1alpha1.ServiceEndpoint) { close(begun); <-release }}, {}}}
-	server := httptest.NewServer(script)
-	defer server.Close()
-	n := newNode(t, "n1", &rest.Config{Host: server.URL})
-	defer func() { must(t, n.Close()) }()
-	n.fresh(t)
+	_, n := scriptedNode(t, answer{}, answer{change: func(*v1alpha1.ServiceEndpoint) { close(begun); <-release }}, answer{})
 	must(t, n.Publish(t.Context(), endpoint("n1", "a", 1)))
 	n.settled(t)
 	changed := endpoint("n1", "a", 2)
