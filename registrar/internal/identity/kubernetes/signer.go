@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"encoding/pem"
 	"errors"
@@ -38,6 +39,8 @@ const (
 	bundleInterval = time.Minute
 	// signers is how many requests are answered at one time.
 	signers = 8
+	// defaultAccount is that of a pod that names none: the mirror of a static pod may not.
+	defaultAccount = "default"
 )
 
 // SignerConfig is what a Signer needs.
@@ -327,7 +330,8 @@ func (s *Signer) runsOn(ctx context.Context, id model.Identity, node string) err
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-		if p.Spec.ServiceAccountName == id.Account && !ended && !p.Spec.HostNetwork {
+		account := cmp.Or(p.Spec.ServiceAccountName, defaultAccount)
+		if account == id.Account && !ended && !p.Spec.HostNetwork {
 			return nil
 		}
 	}

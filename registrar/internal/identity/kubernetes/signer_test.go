@@ -243,6 +243,29 @@ func TestSign(t *testing.T) {
 	}
 }
 
+// A static pod is signed for as well: its mirror names no account, so it is of the default
+// one of its namespace.
+func TestSignStaticPod(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	r.must(r.admin.CoreV1().Pods("shop").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "fixed-node1", Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "0123456789abcdef"}},
+		Spec:       corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "app", Image: "app"}}},
+	}, metav1.CreateOptions{}))
+	r.signer("a")
+	node1, node2 := r.requester(account, "node1"), r.requester(account, "node2")
+	bundle := r.roots(ctx, node1)
+	chain, err := node1.Sign(ctx, request(t, "node1", till("default")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify(t, chain, bundle, till("default"))
+	if _, err := node2.Sign(ctx, request(t, "node2", till("default"))); !errors.Is(err, identity.ErrRefused) {
+		t.Errorf("on another node: %v", err)
+	}
+}
+
 // Signers that start at once make one root; when the one that signs ends another
 // goes on with it.
 func TestManySigners(t *testing.T) {
