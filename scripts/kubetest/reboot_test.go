@@ -24,7 +24,7 @@ func TestReboot(t *testing.T) {
 	for _, name := range others {
 		c.apply(t, namespace, onNode(serverPod(name, "8080"), rebooted))
 	}
-	callers, servers := c.awaitPods(t, namespace, "app=client", nodes), c.awaitPods(t, namespace, "app=payments", 2)
+	c.awaitPods(t, namespace, "app=client", nodes)
 	c.awaitServing(t, namespace, "payments", 2)
 	for _, name := range others {
 		c.awaitServing(t, namespace, name, 1)
@@ -88,7 +88,7 @@ func TestReboot(t *testing.T) {
 		}
 		return ""
 	})
-	callers, servers = c.awaitPods(t, namespace, "app=client", nodes), c.awaitPods(t, namespace, "app=payments", 2)
+	callers, servers := c.awaitPods(t, namespace, "app=client", nodes), c.awaitPods(t, namespace, "app=payments", 2)
 	c.awaitServing(t, namespace, "payments", 2)
 	all := slices.Concat(callers, servers)
 	for _, name := range others {
