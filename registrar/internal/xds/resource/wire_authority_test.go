@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -249,22 +250,44 @@ func TestWireAtCap(t *testing.T) {
 	}
 }
 
-// A request for a cluster that Envoy does not have is refused when the registrar stays
-// away, and the answer names the authority and the remedy; what Envoy has is not touched
-// by it, nor is the answer to a name that leads nowhere.
+// A request for a cluster that Envoy does not have is refused when no registrar answers, be
+// it away or silent, and the answer names the authority and the remedy; what Envoy has is
+// not touched by it, nor is the answer to a name that leads nowhere.
 func TestWireUnanswered(t *testing.T) {
-	m, client := payments(t)
-	c := client.http1(t)
-	m.call(c, "payments.aether.internal")
-	if got := m.call(c, "ghost.aether.internal"); got.status != 503 || strings.Contains(got.body, "registrar") {
-		t.Errorf("a name that leads nowhere: %d %q", got.status, got.body)
-	}
-	m.xds.Stop()
-	const want = "payments.aether.internal:9090: Envoy does not know where it is, and this node's registrar does not answer: look whether it runs, and into its log\n"
-	if got := m.call(c, "payments.aether.internal:9090"); got.status != 503 || got.body != want {
-		t.Errorf("without a registrar: %d %q", got.status, got.body)
-	}
-	if got := m.call(c, "payments.aether.internal"); got.status != 200 {
-		t.Errorf("what Envoy has: %d", got.status)
+	const name = "orders.aether.internal:9090"
+	for what, silence := range map[string]func(*wiretest.XDS){
+		"away":   func(x *wiretest.XDS) { x.Stop() },
+		"silent": func(x *wiretest.XDS) { x.Unknown(nil); x.Withhold(name) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // it waits for Envoy's patience
+			m, client := payments(t)
+			clients := []*http.Client{client.http1(t), client.h2c(t)}
+			for _, c := range clients {
+				m.call(c, "payments.aether.internal")
+				if got := m.call(c, "ghost.aether.internal"); got.status != 503 || strings.Contains(got.body, "registrar") {
+					t.Errorf("a name that leads nowhere: %d %q", got.status, got.body)
+				}
+			}
+			silence(m.xds)
+			var asked sync.WaitGroup
+			for _, c := range clients {
+				asked.Go(func() {
+					const want = name + ": Envoy does not know where it is, and this node's registrar does not answer: look whether it runs, and into its log\n"
+					if got, err := try(c, name); err != nil || got.status != 503 || got.body != want {
+						t.Errorf("unanswered: %d %q (%v)", got.status, got.body, err)
+					}
+				})
+			}
+			for _, c := range clients {
+				if got := m.call(c, "payments.aether.internal"); got.status != 200 {
+					t.Errorf("what Envoy has: %d", got.status)
+				}
+			}
+			asked.Wait()
+			if n := m.envoy.Stat("http.out_http.no_cluster"); n != int64(len(clients)) {
+				t.Errorf("Envoy gave up %d requests, want %d", n, len(clients))
+			}
+		})
 	}
 }
