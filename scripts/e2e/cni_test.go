@@ -11,10 +11,6 @@ import (
 	"github.com/portolan-mesh/portolan/scripts/node"
 )
 
-// addLimit bounds an ADD that fails: 5 s by contract section 5, and the time to
-// run the other plugins on a busy machine.
-const addLimit = 7 * time.Second
-
 // A pod with a bad annotation is refused with CNI code 102 by a text that names
 // key, value and remedy; nothing of it is registered, held or captured
 // (contract 1, section 5).
@@ -66,8 +62,9 @@ func nothingIsLeft(t *testing.T, n *node.Node) {
 	}
 }
 
-// While Envoy or the registrar is away, ADD of a pod that opted in fails within
-// 5 s with code 11 by a text that says which and the remedy, and leaves nothing;
+// While Envoy or the registrar is away, ADD of a pod that opted in fails by itself, with
+// code 11 and a text that says which and the remedy, and leaves nothing (that it does so
+// within timeoutSeconds the plugin's own tests hold);
 // once it is back the same pod is added (contract section 5, XDS-44; what Envoy has
 // goes on serving: TestRegistrarRestart, pods that did not opt in start:
 // TestUnmeshedPod).
@@ -87,15 +84,10 @@ func TestAddWhileAway(t *testing.T) {
 			if err := tt.stop(); err != nil {
 				t.Fatal(err)
 			}
-			begin := time.Now()
 			_, err := n.AddPod(t.Context(), multiPort("payments-1"))
-			took := time.Since(begin)
 			code, text := node.CNIError(err)
 			if code != 11 || !strings.Contains(text, tt.want) {
 				t.Errorf("ADD: %v, want code 11 naming %s", err, tt.want)
-			}
-			if took > addLimit {
-				t.Errorf("ADD failed after %v, want at most 5 s", took)
 			}
 			if err := tt.start(t.Context()); err != nil {
 				t.Fatal(err)

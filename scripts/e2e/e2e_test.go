@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"context"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,10 +19,6 @@ func TestMain(m *testing.M) { os.Exit(sandbox.Run(m.Run)) }
 
 // readyTime bounds the time until a port that listens is healthy.
 const readyTime = 20 * time.Second
-
-// atOnce bounds a refusal "at once": well below the 2 s after which Envoy gives
-// a question to the control plane up.
-const atOnce = time.Second
 
 // startNode starts a node that ends with the test; its logs are shown when the
 // test has failed.
@@ -142,6 +140,34 @@ func waitHealthy(t *testing.T, n *node.Node, port uint16, pods int) {
 	if err := n.WaitHealthy(ctx, "default/payments", port, pods); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// waits matches what Envoy counts when something made it wait in vain: for the first answer
+// about a resource, for the cluster of a request, for a client that has to speak first.
+const waits = `^http\.out_http\.no_cluster$|\.init_fetch_timeout$|^listener\.out_http\.downstream_pre_cx_timeout$`
+
+// waited returns Envoy's counts of waits that are not 0, by name.
+func waited(t *testing.T, n *node.Node) map[string]int {
+	t.Helper()
+	stats, err := n.EnvoyAdmin(t.Context(), "/stats?filter="+url.QueryEscape(waits))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stats == "" {
+		t.Fatal("Envoy has none of the statistics")
+	}
+	counts := map[string]int{}
+	for line := range strings.Lines(stats) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		count, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("Envoy's statistic %q: %v", line, err)
+		}
+		if count != 0 {
+			counts[name] = count
+		}
+	}
+	return counts
 }
 
 // eventually polls check until it returns "", and fails with what it returned
