@@ -47,14 +47,6 @@ func del(t *testing.T, m *Manager, id string) {
 	}
 }
 
-func attachedIDs(m *Manager) []string {
-	out := []string{}
-	for _, p := range m.Pods() {
-		out = append(out, p.Key.ContainerID)
-	}
-	return out
-}
-
 // XDS-47: a sweep looks at the notes once and takes time over each; a pod that was
 // deleted since then, by whatever sign, is not adopted.
 func TestDeletedWhileSweepAdopts(t *testing.T) {

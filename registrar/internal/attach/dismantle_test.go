@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -15,10 +14,7 @@ import (
 // CNI-9: once the plugin is out of the chain no DEL comes, so the mesh itself lets go
 // of what its pods hold: those that are attached, and those whose ADD was lost.
 func TestDismantle(t *testing.T) {
-	w := newWorld()
-	path := filepath.Join(t.TempDir(), "state.db")
-	db := openDB(t, path)
-	m := newManager(t, w, db)
+	w, m := setup(t)
 	mustAdd(t, m, addRequest("c1", "a", "10.1.0.2", multiPort()))
 	leaveNote(t, m.cfg.NetnsDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Attached{Attached: addRequest("c2", "b", "10.1.0.3", multiPort())}})
 	leaveNote(t, m.cfg.SpoolDir, deletedNote("c3", time.Now()))

@@ -2,7 +2,6 @@ package attach
 
 import (
 	"errors"
-	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,7 +15,7 @@ import (
 func TestMetrics(t *testing.T) {
 	w := newWorld()
 	reg := prometheus.NewRegistry()
-	cfg := newManager(t, w, openDB(t, filepath.Join(t.TempDir(), "state.db"))).cfg
+	cfg := newManager(t, w, emptyDB(t)).cfg
 	cfg.Metrics = reg
 	m, err := New(cfg)
 	if err != nil {

@@ -51,9 +51,8 @@ func files(t *testing.T, dir string) []string {
 // carried out before anything is served, 256 of them within a second, known or not;
 // one that is older than a new ADD of the same sandbox is void.
 func TestRestoreReplaysTheSpool(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.db")
 	w := newWorld()
-	db := openDB(t, path)
+	db := emptyDB(t)
 	m := newManager(t, w, db)
 	for _, id := range []string{"c1", "c2", "c3"} {
 		mustAdd(t, m, addRequest(id, "web-"+id, "10.1.0."+id[1:], multiPort()))
@@ -109,8 +108,7 @@ func restoredWithoutC2(t *testing.T, db *bolt.DB) (*world, *Manager) {
 // Contract 4.8, MESH-24: a restart tells everybody what runs, and a pod whose
 // network namespace is gone to nobody.
 func TestRestoreTells(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.db")
-	db := openDB(t, path)
+	db := emptyDB(t)
 	w, m2 := restoredWithoutC2(t, db)
 	want := []string{"ensure payments", "mesh add c1-eth0", "dns add c1-eth0", "publish c1-eth0 8080=unhealthy,9090=unhealthy"}
 	if d := cmp.Diff(want, w.events()); d != "" {
@@ -127,7 +125,7 @@ func TestRestoreTells(t *testing.T) {
 // Pods that run over a change of the trust domain get certificates and records of the
 // new one, and are stored with it.
 func TestRestoreUnderAnotherTrustDomain(t *testing.T) {
-	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	db := emptyDB(t)
 	m := newManager(t, newWorld(), db)
 	for _, id := range []string{"c1", "c2"} {
 		mustAdd(t, m, addRequest(id, "web", "10.1.0."+id[1:], multiPort()))
@@ -158,7 +156,7 @@ func TestRestoreUnderAnotherTrustDomain(t *testing.T) {
 // netns go at once, without the breaker, with their records, and the next start, which is
 // no reboot, has nothing of them. What has a netns all the same stays.
 func TestRestoreAfterReboot(t *testing.T) {
-	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	db := emptyDB(t)
 	m := newManager(t, newWorld(), db)
 	for i := range 6 {
 		mustAdd(t, m, addRequest(fmt.Sprintf("c%d", i), "web", fmt.Sprintf("10.1.0.%d", i+2), multiPort()))
@@ -255,7 +253,7 @@ func TestUnmeshedNotes(t *testing.T) {
 // DEL of a stored pod that nobody was told of withdraws and uncaptures it and releases no
 // identity: c1 has the same one, and keeps its certificate.
 func TestDelOfUntold(t *testing.T) {
-	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+	db := emptyDB(t)
 	w, m2 := restoredWithoutC2(t, db)
 	before := len(w.events())
 	if _, err := m2.Del(t.Context(), key("c2")); err != nil {

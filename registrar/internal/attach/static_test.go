@@ -1,7 +1,6 @@
 package attach
 
 import (
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -42,7 +41,7 @@ func TestMirrorMadeAnew(t *testing.T) {
 	for name, tell := range told {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
-			db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
+			db := emptyDB(t)
 			m := newManager(t, w, db)
 			o := join(m)
 			o.set(static("mirror-1"))

@@ -3,16 +3,13 @@ package attach
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"math"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,123 +20,6 @@ import (
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
-
-// orchestra is an orchestrator whose pods the test sets.
-type orchestra struct {
-	mu        sync.Mutex
-	pods      map[string]model.Workload // by object UID
-	unsynced  bool
-	sandboxes []*cniv1.AddRequest
-	lists     int // of the sandboxes
-	reports   []string
-}
-
-func (o *orchestra) Lookup(ctx context.Context, namespace, name, uid string) (model.Workload, error) {
-	if w, ok := o.Known(namespace, name, uid); ok {
-		return w, nil
-	}
-	<-ctx.Done()
-	return model.Workload{}, ctx.Err()
-}
-
-func (o *orchestra) Known(namespace, name, uid string) (model.Workload, bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, w := range o.pods {
-		if w.Namespace == namespace && w.Name == name && (uid == "" || w.UID == uid || w.ObjectUID == uid) {
-			return w, true
-		}
-	}
-	return model.Workload{}, false
-}
-
-func (o *orchestra) Pods() ([]model.Workload, bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var out []model.Workload
-	for _, w := range o.pods {
-		out = append(out, w)
-	}
-	slices.SortFunc(out, func(a, b model.Workload) int { return strings.Compare(a.UID, b.UID) })
-	return out, !o.unsynced
-}
-
-func (o *orchestra) List(context.Context) ([]*cniv1.AddRequest, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.lists++
-	if o.sandboxes == nil {
-		return nil, errors.New("the runtime is away")
-	}
-	return o.sandboxes, nil
-}
-
-func (o *orchestra) Report(w model.Workload, reason, message string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.reports = append(o.reports, w.Ref()+" "+reason+": "+message)
-}
-
-func (o *orchestra) set(w model.Workload) model.Workload {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.pods[w.ObjectUID] = w
-	return w
-}
-
-// orchestrated returns a Manager in a cluster.
-func orchestrated(t *testing.T) (*world, *orchestra, *Manager) {
-	t.Helper()
-	w := newWorld()
-	m := newManager(t, w, openDB(t, filepath.Join(t.TempDir(), "state.db")))
-	o := join(m)
-	return w, o, m
-}
-
-func join(m *Manager) *orchestra {
-	o := &orchestra{pods: map[string]model.Workload{}}
-	m.cfg.Workloads, m.cfg.Sandboxes, m.cfg.Reporter = o, o, o
-	m.cfg.Bypass = []string{"kube-system"}
-	return o
-}
-
-// workload is the pod that addRequest("c1", "payments-1", …) tells of.
-func workload(annotations map[string]string) model.Workload {
-	return model.Workload{
-		Namespace: "default", Name: "payments-1", UID: "u1", ObjectUID: "u1", Account: "till",
-		Annotations: annotations, Running: true, Ready: true,
-	}
-}
-
-func listening(ports ...uint16) PortState {
-	return PortState{Inbound: true, OutboundHTTP: true, OutboundTCP: true, Listening: ports}
-}
-
-func (w *world) listen(k model.AttachmentKey, s PortState) {
-	w.mu.Lock()
-	fn := w.watchers[k]
-	w.mu.Unlock()
-	fn(s)
-}
-
-// count is how often that was noted.
-func (w *world) count(event string) (n int) {
-	for _, e := range w.events() {
-		if e == event {
-			n++
-		}
-	}
-	return n
-}
-
-func (w *world) record(uid string) string {
-	ep, ok := w.endpoints()[uid]
-	if !ok {
-		return "none"
-	}
-	_, ports, _ := strings.Cut(describe(ep), " ")
-	return ports
-}
 
 // Contract 1, 3: account, opt-in and ports come from the API object.
 func TestDecideInACluster(t *testing.T) {
@@ -301,16 +181,9 @@ func TestReadinessAndEnd(t *testing.T) {
 
 // Contract 4.8: after a restart a record stands until the orchestrator has spoken.
 func TestRestartBeforeTheOrchestratorSpeaks(t *testing.T) {
-	w := newWorld()
-	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
-	m := newManager(t, w, db)
-	o := join(m)
-	o.set(workload(multiPort()))
-	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-	w.listen(key("c1"), listening(8080, 9090))
+	w, _, m := serving(t, 8080, 9090)
 
-	again := newManager(t, w, db)
-	o = join(again)
+	o, again := restarted(t, w, m)
 	o.unsynced = true
 	if err := again.Restore(t.Context()); err != nil {
 		t.Fatal(err)
@@ -336,16 +209,10 @@ func TestRestartBeforeTheOrchestratorSpeaks(t *testing.T) {
 // though the orchestrator has spoken: a registrar that is rolled takes no pod out of
 // the load assignments. The record of a pod that has ended goes at once.
 func TestRestartBeforeTheListenTableIsRead(t *testing.T) {
-	w := newWorld()
-	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
-	m := newManager(t, w, db)
-	o := join(m)
-	wl := o.set(workload(multiPort()))
-	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-	w.listen(key("c1"), listening(8080, 9090))
+	w, _, m := serving(t, 8080, 9090)
+	wl := workload(multiPort())
 
-	again := newManager(t, w, db)
-	join(again)
+	_, again := restarted(t, w, m)
 	before := len(w.events())
 	again.Observe(t.Context(), wl)
 	if got := w.events()[before:]; !slices.Equal(got, []string{"kick c1-eth0"}) {
@@ -362,13 +229,7 @@ func TestRestartBeforeTheListenTableIsRead(t *testing.T) {
 // there is, once; those that must stand as they are get them with their next change, and a
 // pod that has none gets no record for it.
 func TestLocalityIsLearnedLate(t *testing.T) {
-	w := newWorld()
-	db := openDB(t, filepath.Join(t.TempDir(), "state.db"))
-	m := newManager(t, w, db)
-	o := join(m)
-	o.set(workload(multiPort()))
-	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-	w.listen(key("c1"), listening(8080, 9090))
+	w, o, m := serving(t, 8080, 9090)
 	client := workload(map[string]string{"endpoint.aether.io/ports": "none"})
 	client.UID, client.ObjectUID, client.Name = "uid-client", "uid-client", "client-1"
 	o.set(client)
@@ -386,8 +247,7 @@ func TestLocalityIsLearnedLate(t *testing.T) {
 		t.Errorf("zone %q; events (-want +got):\n%s", zone(), d)
 	}
 
-	again := newManager(t, w, db)
-	o = join(again)
+	o, again := restarted(t, w, m)
 	o.unsynced = true
 	if err := again.Restore(t.Context()); err != nil {
 		t.Fatal(err)
@@ -436,10 +296,8 @@ func TestOvertakenRecord(t *testing.T) {
 // published after their proof, old ones leave before their chain.
 func TestChangedPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, o, m := orchestrated(t)
-		wl := o.set(workload(multiPort()))
-		mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-		w.listen(key("c1"), listening(8080, 9090))
+		w, _, m := serving(t, 8080, 9090)
+		wl := workload(multiPort())
 		before := len(w.events())
 
 		wl.Annotations = map[string]string{annotation.KeyPorts: "8080,7000", annotation.KeyService: "renamed", annotation.KeyWeight: "9"}
@@ -485,10 +343,8 @@ func TestChangedPorts(t *testing.T) {
 // what that had left of the ports until then.
 func TestPortsChangeTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, o, m := orchestrated(t)
-		wl := o.set(workload(multiPort()))
-		mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-		w.listen(key("c1"), listening(7000, 8080, 9090))
+		w, _, m := serving(t, 7000, 8080, 9090)
+		wl := workload(multiPort())
 		for _, ports := range []string{"8080,7000", "8080"} {
 			wl.Annotations = map[string]string{annotation.KeyPorts: ports}
 			m.Observe(t.Context(), wl)
@@ -510,10 +366,8 @@ func TestPortsAllChange(t *testing.T) {
 	for ports, want := range map[string]struct{ first, record string }{"none": {"withdraw c1-eth0", "none"}, "7000": {uncalled, "7000=healthy"}} {
 		t.Run(ports, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, o, m := orchestrated(t)
-				wl := o.set(workload(multiPort()))
-				mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-				w.listen(key("c1"), listening(7000, 8080, 9090))
+				w, _, m := serving(t, 7000, 8080, 9090)
+				wl := workload(multiPort())
 				before := len(w.events())
 				wl.Annotations = map[string]string{annotation.KeyPorts: ports}
 				m.Observe(t.Context(), wl)
@@ -544,10 +398,8 @@ func TestDefaultGoes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, o, m := orchestrated(t)
-				wl := o.set(workload(multiPort()))
-				mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-				w.listen(key("c1"), listening(7000, 8080, 9090))
+				w, _, m := serving(t, 7000, 8080, 9090)
+				wl := workload(multiPort())
 				record := func() string { return fmt.Sprint(w.record("c1-eth0"), " default ", w.endpoints()["c1-eth0"].Default) }
 				wl.Annotations = map[string]string{annotation.KeyPorts: test.ports}
 				m.Observe(t.Context(), wl)
@@ -638,10 +490,8 @@ func TestUnknownAnnotation(t *testing.T) {
 
 // Contract 1: an invalid change keeps the old set and is reported once.
 func TestInvalidChange(t *testing.T) {
-	w, o, m := orchestrated(t)
-	wl := o.set(workload(multiPort()))
-	mustAdd(t, m, addRequest("c1", "payments-1", "10.1.0.2", multiPort()))
-	w.listen(key("c1"), listening(8080, 9090))
+	w, o, m := serving(t, 8080, 9090)
+	wl := workload(multiPort())
 	wl.Annotations = map[string]string{annotation.KeyPorts: "8080,99999"}
 	for range 3 {
 		m.Observe(t.Context(), wl)
