@@ -100,7 +100,7 @@ unplug() { # I
 create() { # I: the node's disk: plugins, configuration, credentials
   local i=$1 d=$LAB/node$1 o
   for o in "${own[@]}" /cgroup; do mkdir -p "$d$o"; done
-  mkdir -p "$d/etc/cni/net.d" "$d/opt/cni/bin"
+  mkdir -p "$d/etc/cni/net.d" "$d/opt/cni/bin" "$d/manifests"
   cp "$root"/bin/cni/{bridge,host-local,loopback,portmap} "$d/opt/cni/bin/"
   cat > "$d/etc/cni/net.d/10-lab.conflist" << J
 {"cniVersion":"1.1.0","name":"lab","plugins":[
@@ -132,6 +132,7 @@ failSwapOn: false
 evictionHard: {memory.available: "50Mi", nodefs.available: "1%", imagefs.available: "1%"}
 # Nothing is collected: an image that was loaded cannot be pulled again.
 imageGCHighThresholdPercent: 100
+staticPodPath: $d/manifests
 J
   cat > "$d/proxy.yaml" << J
 apiVersion: kubeproxy.config.k8s.io/v1alpha1

@@ -34,9 +34,6 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 		switch {
 		case i >= 0:
 			attached[workloads[i].ObjectUID] = true
-			if workloads[i].ObjectUID != p.UID {
-				m.Observe(ctx, workloads[i])
-			}
 		case p.UID != "":
 			m.Observe(ctx, finished(p))
 		}

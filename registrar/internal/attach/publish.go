@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -133,6 +134,17 @@ func (a *attachment) health() model.Health {
 	return model.Healthy
 }
 
+// lastingUID is what a pod's record calls it: the UID of its API object, which owns the
+// record. The object of a static pod is but a mirror, which can be gone for minutes while
+// the pod goes on; its record has what the runtime calls it, without the hyphens that
+// would make that look like an object's.
+func lastingUID(p model.Pod) string {
+	if p.RuntimeUID == "" || p.RuntimeUID == p.UID {
+		return p.UID
+	}
+	return strings.ReplaceAll(p.RuntimeUID, "-", "")
+}
+
 // endpoint builds the record of an attachment. A port is HEALTHY only when the
 // pod is Ready, the listeners are proven, 15008 listens and the app listens
 // (contract 4.3, 4.4). The caller holds mu.
@@ -150,7 +162,7 @@ func (m *Manager) endpoint(a *attachment) model.Endpoint {
 		Locality:    m.locality,
 		Metadata:    p.Metadata,
 		PodName:     p.Name,
-		PodUID:      p.UID,
+		PodUID:      lastingUID(p),
 		Node:        m.cfg.Node,
 		ContainerID: p.Key.ContainerID,
 	}

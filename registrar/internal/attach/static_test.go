@@ -23,16 +23,16 @@ func addStatic(t *testing.T, w *world, m *Manager) {
 	w.listen(key("c1"), listening(8080, 9090))
 }
 
-// owner returns the record's ports and the API object that it belongs to.
+// owner returns the record's ports and what it calls its pod.
 func (w *world) owner(uid string) string {
 	return w.record(uid) + " of " + w.endpoints()[uid].PodUID
 }
 
 const served = "8080=healthy,9090=healthy of "
 
-// A static pod whose mirror is made anew is served on, and its record belongs to the new
-// mirror: what belongs to the former one is removed with it. Whoever tells first, the
-// stream or the complete list, and also when the registrar was away meanwhile.
+// A static pod whose mirror is made anew is served on, and its record says nothing of the
+// mirror. Whoever tells first, the stream or the complete list, and also when the
+// registrar was away meanwhile.
 func TestMirrorMadeAnew(t *testing.T) {
 	told := map[string]func(*testing.T, *Manager, model.Workload){
 		"by the stream": func(t *testing.T, m *Manager, w model.Workload) { t.Helper(); m.Observe(t.Context(), w) },
@@ -46,13 +46,13 @@ func TestMirrorMadeAnew(t *testing.T) {
 			o := join(m)
 			o.set(static("mirror-1"))
 			addStatic(t, w, m)
-			if got := w.owner("c1-eth0"); got != served+"mirror-1" {
+			if got := w.owner("c1-eth0"); got != served+"hash" {
 				t.Fatalf("record: %s", got)
 			}
 			delete(o.pods, "mirror-1")
 			tell(t, m, o.set(static("mirror-2")))
 			m.Sweep(t.Context())
-			if got := w.owner("c1-eth0"); got != served+"mirror-2" {
+			if got := w.owner("c1-eth0"); got != served+"hash" {
 				t.Errorf("record: %s", got)
 			}
 
@@ -63,7 +63,7 @@ func TestMirrorMadeAnew(t *testing.T) {
 			}
 			w.listen(key("c1"), listening(8080, 9090))
 			tell(t, again, o.set(static("mirror-3")))
-			if got := w.owner("c1-eth0"); got != served+"mirror-3" {
+			if got := w.owner("c1-eth0"); got != served+"hash" {
 				t.Errorf("record after a restart: %s", got)
 			}
 			if slices.Contains(w.events(), "withdraw c1-eth0") {
@@ -73,8 +73,7 @@ func TestMirrorMadeAnew(t *testing.T) {
 	}
 }
 
-// A mirror that comes while the ADD is at work is the owner as well, whether the
-// attachment was there to be told or not.
+// The same while the ADD is at work, whether the attachment is there to be told or not.
 func TestMirrorMadeAnewDuringADD(t *testing.T) {
 	for name, hook := range map[string]func(*world, func()){
 		"before the attachment": func(w *world, f func()) { w.onReady = f },
@@ -88,15 +87,15 @@ func TestMirrorMadeAnewDuringADD(t *testing.T) {
 				m.Observe(t.Context(), o.set(static("mirror-2")))
 			})
 			addStatic(t, w, m)
-			if got := w.owner("c1-eth0"); got != served+"mirror-2" {
+			if got := w.owner("c1-eth0"); got != served+"hash" {
 				t.Errorf("record: %s", got)
 			}
 		})
 	}
 }
 
-// A static pod without a mirror for long has no record, as nobody could own it; the next
-// mirror gives it one.
+// A static pod without a mirror for long is not known to live, so it has no record; the
+// next mirror gives it one.
 func TestMirrorComesLate(t *testing.T) {
 	w, o, m := orchestrated(t)
 	o.set(static("mirror-1"))
@@ -107,7 +106,7 @@ func TestMirrorComesLate(t *testing.T) {
 		t.Errorf("without a mirror: %s", got)
 	}
 	m.Observe(t.Context(), o.set(static("mirror-2")))
-	if got := w.owner("c1-eth0"); got != served+"mirror-2" {
+	if got := w.owner("c1-eth0"); got != served+"hash" {
 		t.Errorf("record: %s", got)
 	}
 }
@@ -127,7 +126,21 @@ func TestMirrorOfAnotherPod(t *testing.T) {
 		m.Observe(t.Context(), o.set(forged))
 		m.Sweep(t.Context())
 	}
-	if got := w.owner("c1-eth0"); got != served+"mirror-1" || slices.Contains(w.events(), "withdraw c1-eth0") {
+	if got := w.owner("c1-eth0"); got != served+"hash" || slices.Contains(w.events(), "withdraw c1-eth0") {
 		t.Errorf("record: %s; %v", got, w.events())
+	}
+}
+
+// What a record calls its pod is the UID of an API object if that is the pod's own, and
+// looks like none otherwise.
+func TestLastingUID(t *testing.T) {
+	const object = "4c0b6ad5-0000-4000-8000-000000000001"
+	for runtime, want := range map[string]string{
+		"": object, object: object, "ce9dfd1633d73a68286f7e6287f4b407": "ce9dfd1633d73a68286f7e6287f4b407",
+		"5d1c7be6-0000-4000-8000-000000000002": "5d1c7be6000040008000000000000002",
+	} {
+		if got := lastingUID(model.Pod{UID: object, RuntimeUID: runtime}); got != want {
+			t.Errorf("the runtime says %q: %s, want %s", runtime, got, want)
+		}
 	}
 }

@@ -110,13 +110,11 @@ func isOf(w model.Workload, p model.Pod) bool {
 }
 
 // hear takes the orchestrator's word on the pod, and reports whether its record has to
-// say another thing for it. The pod belongs to the API object that it has now: what
-// belongs to a former one is removed with it. The caller holds mu.
+// say another thing for it. The caller holds mu.
 func (a *attachment) hear(w model.Workload) bool {
 	old := a.workload
-	moved := a.pod.UID != w.ObjectUID
 	a.workload, a.pod.UID, a.pod.RuntimeUID = &w, w.ObjectUID, cmp.Or(w.UID, a.pod.RuntimeUID)
-	return moved || old == nil || old.Ready != w.Ready || old.Ending != w.Ending
+	return old == nil || old.Ready != w.Ready || old.Ending != w.Ending
 }
 
 // Observe takes what the orchestrator says of a pod now: its readiness, its end, its

@@ -30,8 +30,8 @@ import (
 const workers = 4
 
 // mirrorGrace is how long a static pod whose mirror was deleted counts as it was: its
-// containers go on, and the kubelet makes another mirror, at once or, where the API
-// server refused it, a minute and a half later.
+// containers go on, and the kubelet makes another mirror when it looks at the pod next,
+// which is a minute and a half later at most.
 const mirrorGrace = 2 * time.Minute
 
 // Config is what a Source needs.

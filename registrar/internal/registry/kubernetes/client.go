@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,6 +33,14 @@ type client struct {
 	rest  *rest.RESTClient
 	http  *http.Client
 	codec runtime.ParameterCodec
+	own   ownNode
+}
+
+// ownNode is the node whose pod the API server takes us for.
+type ownNode struct {
+	mu    sync.Mutex // held while it is asked
+	asked bool
+	uid   types.UID
 }
 
 // newClient makes a client of its own from config, which it does not change.
@@ -92,6 +102,32 @@ func (c *client) apply(ctx context.Context, object *v1alpha1.ServiceEndpoint) (*
 	err = c.rest.Patch(types.ApplyPatchType).Namespace(object.Namespace).Resource(v1alpha1.Resource).Name(object.Name).
 		VersionedParams(&metav1.PatchOptions{FieldManager: fieldManager, Force: &force}, c.codec).Body(body).Do(ctx).Into(result)
 	return result, err
+}
+
+// nodeUID returns the UID of the node that the API server itself put into our token, by
+// which the policy goes; empty if it put none.
+func (c *client) nodeUID(ctx context.Context) (types.UID, error) {
+	c.own.mu.Lock()
+	defer c.own.mu.Unlock()
+	if c.own.asked {
+		return c.own.uid, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer, err := c.rest.Post().AbsPath("/apis/authentication.k8s.io/v1/selfsubjectreviews").SetHeader("Content-Type", "application/json").
+		Body([]byte(`{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1"}`)).Do(ctx).Raw()
+	if err != nil {
+		return "", err
+	}
+	var who authenticationv1.SelfSubjectReview
+	if err := json.Unmarshal(answer, &who); err != nil {
+		return "", fmt.Errorf("who we are to the Kubernetes API: %w", err)
+	}
+	if uid := who.Status.UserInfo.Extra["authentication.kubernetes.io/node-uid"]; len(uid) == 1 {
+		c.own.uid = types.UID(uid[0])
+	}
+	c.own.asked = true
+	return c.own.uid, nil
 }
 
 // delete takes this very object away: one of the same name that was made since stays.

@@ -39,10 +39,10 @@ func objectOf(ep model.Endpoint, name string) (*v1alpha1.ServiceEndpoint, error)
 	return object, nil
 }
 
-// apiUID is how long the UID of an object of the API server is, such as a record of a
-// cluster has; the policy refuses an object without owner. The kubelet gives a static pod
-// a shorter one, which is not that of its mirror: the garbage collector would delete what
-// belongs to it.
+// apiUID is how long the UID of an object of the API server is. The record of a static
+// pod has a shorter one, of the kubelet's making: nothing can belong to that, and the
+// pod's mirror can be gone while the pod goes on. Its object belongs to the node, as the
+// mirror does (Backend.put).
 const apiUID = len("00000000-0000-0000-0000-000000000000")
 
 // specOf writes a record of the wire as a spec.

@@ -6,10 +6,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
@@ -199,6 +201,35 @@ func TestPolicyOwner(t *testing.T) {
 		}
 	}
 
+	// A static pod's belongs to its node, and no other pod's does.
+	nodes := map[string]types.UID{}
+	for _, name := range []string{"n1", "n2"} {
+		c.server.PodAccount(t, "portolan-system", "portolan-registrar", name)
+		n, err := c.admin.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		nodes[name] = n.UID
+	}
+	static := func(owner string, uid types.UID) *v1alpha1.ServiceEndpoint {
+		o := owned(t, "n1", "c")
+		o.Spec.PodUID = "ce9dfd1633d73a68286f7e6287f4b407"
+		o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: owner, UID: uid}}
+		return o
+	}
+	_, err = registrar.apply(t.Context(), static("n1", nodes["n1"]))
+	must(t, err)
+	ordinary := static("n1", nodes["n1"])
+	ordinary.Spec.PodUID = owned(t, "n1", "c").Spec.PodUID
+	ofPod := static("n1", nodes["n1"])
+	ofPod.OwnerReferences[0] = metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: ofPod.Spec.PodName, UID: types.UID(ofPod.Spec.PodUID)}
+	for name, o := range map[string]*v1alpha1.ServiceEndpoint{
+		"another node": static("n2", nodes["n2"]), "another node's UID": static("n1", nodes["n2"]), "another node's name": static("n2", nodes["n1"]),
+		"the node for a pod of the API server": ordinary, "no object": ofPod,
+	} {
+		if _, err := registrar.apply(t.Context(), o); !refused(err) {
+			t.Errorf("owned by %s: %v", name, err)
+		}
+	}
+
 	// Not refused: the change of an object that waits for its end.
 	must(t, c.raw.Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)).Namespace("shop").
 		Delete(t.Context(), key("a").Name, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)}))
@@ -211,8 +242,7 @@ func TestPolicyOwner(t *testing.T) {
 	}
 }
 
-// The record of a pod whose API object is made anew, as the mirror of a static pod is,
-// belongs to the new one: the object is changed in place, and one that was removed with
+// The record of a pod whose API object is made anew belongs to the new one: the object is changed in place, and one that was removed with
 // the former owner does not wait for its turn to be put back.
 func TestPolicyNewOwner(t *testing.T) {
 	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
@@ -252,6 +282,23 @@ func TestPolicyNewOwner(t *testing.T) {
 	await(t, "the registrar knows that the object is gone", func() bool { return n.value(t, "portolan_registry_put_back_total") > 0 })
 	publish("3")
 	await(t, "the object of the third mirror", isOwned)
+}
+
+// The record of a static pod belongs to its node: its mirror can be gone while the pod
+// goes on.
+func TestPolicyStaticPod(t *testing.T) {
+	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
+	n := newNode(t, "n1", c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1"))
+	ep := endpoint("n1", "a", 1)
+	ep.PodUID = "ce9dfd1633d73a68286f7e6287f4b407"
+	must(t, n.Publish(t.Context(), ep))
+	await(t, "the policy works", func() bool { n.retryNow(); return len(c.list(t)) == 1 })
+	node, err := c.admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+	must(t, err)
+	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n1", UID: node.UID}}
+	if d := cmp.Diff(want, c.list(t)[key("a").Name].OwnerReferences); d != "" {
+		t.Errorf("owner (-want +got):\n%s", d)
+	}
 }
 
 // namespaceOwner is something that stays.

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
@@ -52,7 +53,7 @@ func (b *Backend) writeObject(ctx context.Context, key types.NamespacedName) {
 		}
 		b.mu.Unlock()
 		if differs {
-			result, err := b.client.apply(ctx, object)
+			result, err := b.put(ctx, object)
 			b.applied(ctx, key, generation, result, err)
 			return
 		}
@@ -70,6 +71,21 @@ func (b *Backend) writeObject(ctx context.Context, key types.NamespacedName) {
 		b.mu.Unlock()
 	}
 	b.queue.Forget(key)
+}
+
+// put writes an object; that of a static pod belongs to this node. Where the API server
+// does not know us by a node it belongs to nothing, and the policy says so.
+func (b *Backend) put(ctx context.Context, object *v1alpha1.ServiceEndpoint) (*v1alpha1.ServiceEndpoint, error) {
+	if len(object.OwnerReferences) == 0 && object.Spec.PodUID != "" {
+		uid, err := b.client.nodeUID(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if uid != "" {
+			object.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: b.node, UID: uid}}
+		}
+	}
+	return b.client.apply(ctx, object)
 }
 
 // applied takes the result of a write of the record of this generation.
