@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 )
@@ -13,14 +12,8 @@ import (
 // Contract 1, XDS-76: every ADD is counted by its outcome, an unknown annotation
 // key is counted, and nothing is labelled with a pod.
 func TestMetrics(t *testing.T) {
-	w := newWorld()
-	reg := prometheus.NewRegistry()
-	cfg := newManager(t, w, emptyDB(t)).cfg
-	cfg.Metrics = reg
-	m, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, m := setup(t)
+	m, counted := metered(t, m)
 	typo := multiPort()
 	typo["endpoint.aether.io/prots"] = "1"
 	add := func(req *cniv1.AddRequest) { _ = m.Add(t.Context(), req, func(Decision) error { return nil }) }
@@ -32,20 +25,7 @@ func TestMetrics(t *testing.T) {
 	if _, err := m.Del(t.Context(), key("c1")); err != nil {
 		t.Fatal(err)
 	}
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]float64{}
-	for _, f := range families {
-		for _, s := range f.GetMetric() {
-			name := f.GetName()
-			for _, l := range s.GetLabel() {
-				name += " " + l.GetName() + "=" + l.GetValue()
-			}
-			got[name] = s.GetCounter().GetValue() + s.GetGauge().GetValue() + float64(s.GetHistogram().GetSampleCount())
-		}
-	}
+	got := counted()
 	want := map[string]float64{
 		"portolan_attach_adds_total outcome=meshed": 1, "portolan_attach_adds_total outcome=unmeshed": 1,
 		"portolan_attach_adds_total outcome=refused": 1, "portolan_attach_adds_total outcome=not_ready": 1,

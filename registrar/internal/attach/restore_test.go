@@ -167,7 +167,7 @@ func TestRestoreAfterReboot(t *testing.T) {
 		w.gone[key(id)] = true
 		want = append(want, "withdraw "+id+"-eth0", "unpin "+id+"-eth0")
 	}
-	m2 := newManager(t, w, db) // another run folder: no marker in it
+	m2, counted := metered(t, newManager(t, w, db)) // another run folder: no marker in it
 	if err := m2.Restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -181,6 +181,9 @@ func TestRestoreAfterReboot(t *testing.T) {
 	if stored, err := m2.store.load(); err != nil || len(stored) != 1 {
 		t.Errorf("stored %v, %v", stored, err)
 	}
+	if n := counted()["portolan_attach_detached_total"]; n != 5 {
+		t.Errorf("counted %v as detached, want 5", n)
+	}
 	w.gone[key("c5")] = true
 	m3 := newManager(t, w, db)
 	m3.cfg.NetnsDir = m2.cfg.NetnsDir
@@ -193,28 +196,60 @@ func TestRestoreAfterReboot(t *testing.T) {
 }
 
 // XDS-43, MESH-41: a running pod whose record was lost is found by the plugin's
-// note beside its pin, with what it was added with; one whose netns is gone is not.
+// note beside its pin, with what it was added with, as old as that; one whose netns is
+// gone is not, and one that has a record is as its record says.
 func TestRestoreRecovers(t *testing.T) {
-	w, m := setup(t)
-	for _, id := range []string{"c1", "c2"} {
-		leaveNote(t, m.cfg.NetnsDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Attached{
-			Attached: addRequest(id, "payments-"+id, "10.1.0."+id[1:], multiPort()),
-		}})
+	_, former := setup(t)
+	mustAdd(t, former, addRequest("c0", "payments-0", "10.1.0.2", map[string]string{"endpoint.aether.io/ports": "8080"}))
+	w := newWorld()
+	m, counted := metered(t, newManager(t, w, former.cfg.DB))
+	if _, err := m.markRun(); err != nil {
+		t.Fatal(err)
+	}
+	recovered := attachedNote("c1", "10.1.0.3", time.Hour)
+	for _, note := range []*cniv1.Note{attachedNote("c0", "10.1.0.2", time.Hour), recovered, attachedNote("c2", "10.1.0.4", time.Hour)} {
+		leaveNote(t, m.cfg.NetnsDir, note)
 	}
 	w.gone[key("c2")] = true
 	if err := m.Restore(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	pods := m.Pods()
-	if len(pods) != 1 || pods[0].Key != key("c1") || len(pods[0].Ports) != 2 || pods[0].Service.Name != "payments" {
-		t.Fatalf("recovered %+v, want c1 with its ports", pods)
+	if d := cmp.Diff([]string{"c0", "c1"}, attachedIDs(m)); d != "" {
+		t.Fatalf("attached (-want +got):\n%s", d)
 	}
-	if stored, err := m.store.load(); err != nil || len(stored) != 1 {
+	pods := m.Pods()
+	if len(pods[0].Ports) != 1 || pods[0].Since.UnixNano() != former.Pods()[0].Since.UnixNano() {
+		t.Errorf("stored, and now %+v", pods[0])
+	}
+	if len(pods[1].Ports) != 2 || pods[1].Service.Name != "payments" || pods[1].Since.UnixNano() != recovered.GetUnixNanos() {
+		t.Errorf("recovered %+v, want it with its ports, as old as its note", pods[1])
+	}
+	if stored, err := m.store.load(); err != nil || len(stored) != 2 {
 		t.Errorf("stored %v, %v", stored, err)
 	}
+	if n := counted()["portolan_attach_recovered_total"]; n != 1 {
+		t.Errorf("counted %v as recovered, want 1", n)
+	}
 	w.watchers[key("c1")](PortState{Inbound: true, Listening: []uint16{8080}})
-	if got := describe(w.endpoints()["c1-eth0"]); got != "c1-eth0 8080=healthy,9090=unhealthy" {
+	if got := w.record("c1-eth0"); got != "8080=healthy,9090=unhealthy" {
 		t.Errorf("published %s", got)
+	}
+}
+
+// What an ADD that was killed has left is removed once its network namespace is gone: not
+// while it may be at work, nor what belongs to an attachment, nor what lives.
+func TestAbandoned(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("attached", "payments-1", "10.1.0.2", multiPort()))
+	w.missing = "no Envoy" // nobody is adopted
+	for id, ago := range map[string]time.Duration{"attached": time.Hour, "lives": time.Hour, "killed": time.Hour, "new": 0} {
+		leaveNote(t, m.cfg.NetnsDir, attachedNote(id, "10.1.0.9", ago))
+		w.gone[key(id)] = id != "lives"
+	}
+	m.Replay(t.Context())
+	got := slices.DeleteFunc(w.events(), func(e string) bool { return !strings.HasPrefix(e, "unpin") })
+	if d := cmp.Diff([]string{"unpin killed-eth0"}, got); d != "" {
+		t.Errorf("removed (-want +got):\n%s", d)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
 
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
@@ -267,6 +268,36 @@ func newManager(t *testing.T, w *world, db *bolt.DB) *Manager {
 func emptyDB(t *testing.T) *bolt.DB {
 	t.Helper()
 	return openDB(t, filepath.Join(t.TempDir(), "state.db"))
+}
+
+// metered returns a Manager like m, on the same state, and what it has counted.
+func metered(t *testing.T, m *Manager) (*Manager, func() map[string]float64) {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	cfg := m.cfg
+	cfg.Metrics = reg
+	m, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m, func() map[string]float64 {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, f := range families {
+			for _, s := range f.GetMetric() {
+				name := f.GetName()
+				for _, l := range s.GetLabel() {
+					name += " " + l.GetName() + "=" + l.GetValue()
+				}
+				got[name] = s.GetCounter().GetValue() + s.GetGauge().GetValue() + float64(s.GetHistogram().GetSampleCount())
+			}
+		}
+		return got
+	}
 }
 
 // setup returns a Manager of a machine of its own.
