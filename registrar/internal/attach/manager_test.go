@@ -339,6 +339,32 @@ func TestGhosts(t *testing.T) {
 	}
 }
 
+// A network namespace that is away for some passes, and back between, is no ghost: only
+// passes in a row count.
+func TestGhostComesBack(t *testing.T) {
+	w, m := setup(t)
+	mustAdd(t, m, addRequest("c1", "web", "10.1.0.2", multiPort()))
+	for pass := range 3 * ghostPasses {
+		w.gone[key("c1")] = pass%ghostPasses != 0
+		m.Sweep(t.Context())
+	}
+	if len(m.Pods()) != 1 {
+		t.Error("a pod went that was there at every third look")
+	}
+}
+
+// CNI-57: every sweep looks whether the captures of running pods are whole, and of no others.
+func TestSweepLooksAtCaptures(t *testing.T) {
+	db := emptyDB(t)
+	w, m := restoredWithoutC2(t, db)
+	for range 2 {
+		m.Sweep(t.Context())
+	}
+	if n, other := w.count("ensure capture c1-eth0"), w.count("ensure capture c2-eth0"); n != 2 || other != 0 {
+		t.Errorf("looked %d times at a running pod and %d times at one that is not there, want 2 and 0", n, other)
+	}
+}
+
 // A drained node: a mass of ghosts goes if the orchestrator has let go of their pods as
 // well, and only those. Two witnesses are enough, as for GC (CNI-30).
 func TestGhostsOfEndedPods(t *testing.T) {
