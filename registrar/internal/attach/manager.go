@@ -203,6 +203,9 @@ type attachment struct {
 	proven bool
 	// leaving: being torn down; never published again (XDS-47).
 	leaving bool
+	// unseen is when a sweep first missed the mirror of a static pod that the orchestrator
+	// has not told of in this process.
+	unseen time.Time
 	// misses counts the sweeps that found the netns gone.
 	misses int
 	// generation of the last published record, 1 if an earlier process published it; 0

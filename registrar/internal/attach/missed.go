@@ -34,11 +34,27 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 		switch {
 		case i >= 0:
 			attached[workloads[i].ObjectUID] = true
-		case p.UID != "":
+		case p.UID != "" && !m.awaitsMirror(p):
 			m.Observe(ctx, finished(p))
 		}
 	}
 	m.adoptMissed(ctx, slices.DeleteFunc(workloads, func(w model.Workload) bool { return attached[w.ObjectUID] || !m.wantsMesh(w) }))
+}
+
+// awaitsMirror reports whether a pod that the list does not have may be a static one whose
+// mirror is to be made anew. Who saw the mirror go waits for that by itself: so this is
+// for a registrar that began meanwhile.
+func (m *Manager) awaitsMirror(p model.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.pods[p.Key]
+	if !ok || a.workload != nil || !p.Static() {
+		return false
+	}
+	if a.unseen.IsZero() {
+		a.unseen = m.cfg.Now()
+	}
+	return m.cfg.Now().Sub(a.unseen) < model.MirrorGrace
 }
 
 // seeMissed takes the word on a pod that is not attached: a label or an annotation that

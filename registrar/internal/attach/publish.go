@@ -139,10 +139,10 @@ func (a *attachment) health() model.Health {
 // the pod goes on; its record has what the runtime calls it, without the hyphens that
 // would make that look like an object's.
 func lastingUID(p model.Pod) string {
-	if p.RuntimeUID == "" || p.RuntimeUID == p.UID {
-		return p.UID
+	if p.Static() {
+		return strings.ReplaceAll(p.RuntimeUID, "-", "")
 	}
-	return strings.ReplaceAll(p.RuntimeUID, "-", "")
+	return p.UID
 }
 
 // endpoint builds the record of an attachment. A port is HEALTHY only when the

@@ -3,6 +3,8 @@ package attach
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
@@ -108,6 +110,41 @@ func TestMirrorComesLate(t *testing.T) {
 	m.Observe(t.Context(), o.set(static("mirror-2")))
 	if got := w.owner("c1-eth0"); got != served+"hash" {
 		t.Errorf("record: %s", got)
+	}
+}
+
+// A registrar that begins while the mirror is away waits for it as one that saw it go,
+// and no longer; for no other pod.
+func TestRestartWithoutMirror(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, o, m := orchestrated(t)
+		o.set(static("mirror-1"))
+		addStatic(t, w, m)
+
+		_, again := restarted(t, w, m)
+		if err := again.Restore(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.listen(key("c1"), listening(8080, 9090))
+		for _, step := range []struct {
+			after time.Duration
+			want  string
+		}{{0, "8080=healthy,9090=healthy"}, {model.MirrorGrace - time.Second, "8080=healthy,9090=healthy"}, {time.Second, "none"}} {
+			time.Sleep(step.after)
+			again.Sweep(t.Context())
+			if got := w.record("c1-eth0"); got != step.want {
+				t.Errorf("%v later: %s, want %s", step.after, got, step.want)
+			}
+		}
+	})
+	w, _, m := serving(t, 8080, 9090)
+	_, again := restarted(t, w, m)
+	if err := again.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again.Sweep(t.Context())
+	if got := w.record("c1-eth0"); got != "none" {
+		t.Errorf("a pod of the API server: %s", got)
 	}
 }
 

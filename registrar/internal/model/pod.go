@@ -53,6 +53,10 @@ type Pod struct {
 	Since time.Time
 }
 
+// Static reports whether the pod is of the node's own making, and its API object only a
+// mirror.
+func (p Pod) Static() bool { return p.RuntimeUID != "" && p.RuntimeUID != p.UID }
+
 // IPv6 reports whether the pod has an IPv6 address of more than link scope.
 func (p Pod) IPv6() bool {
 	for _, a := range p.Addresses {

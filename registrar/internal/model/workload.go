@@ -1,6 +1,15 @@
 package model
 
-import "github.com/portolan-mesh/portolan/api/annotation"
+import (
+	"time"
+
+	"github.com/portolan-mesh/portolan/api/annotation"
+)
+
+// MirrorGrace is how long a static pod whose mirror is not there counts as it was: its
+// containers go on, and the kubelet makes another mirror when it looks at the pod next,
+// which is a minute and a half later at most.
+const MirrorGrace = 2 * time.Minute
 
 // Ending says how far a pod of the orchestrator is on its way out.
 type Ending uint8

@@ -141,7 +141,7 @@ func TestMirrorMadeAnew(t *testing.T) {
 		step("the third", func() { s.onPod(mirror("m3")) }, "m3 living running ready")
 		step("one change for both", func() { s.onPodChanged(mirror("m3"), mirror("m4")) }, "m4 living running ready")
 		step("the kubelet speaks", func() { s.onPod(reported(mirror("m4"), corev1.PodRunning, corev1.ConditionFalse)) }, "m4 living running")
-		step("later", func() { time.Sleep(2 * mirrorGrace) }, "m4 living running")
+		step("later", func() { time.Sleep(2 * model.MirrorGrace) }, "m4 living running")
 		if got := s.found(); got != "m4 living running" {
 			s.t.Errorf("at the end: %s", got)
 		}
@@ -155,7 +155,7 @@ func TestMirrorGoneForGood(t *testing.T) {
 		s.onPod(running)
 		synctest.Wait()
 		s.onPodGone(running)
-		time.Sleep(mirrorGrace - time.Second)
+		time.Sleep(model.MirrorGrace - time.Second)
 		if got := s.since(); got != "m1 living running ready" {
 			s.t.Errorf("told %q", got)
 		}

@@ -29,11 +29,6 @@ import (
 // workers is how many pods' changes the sink works on at one time.
 const workers = 4
 
-// mirrorGrace is how long a static pod whose mirror was deleted counts as it was: its
-// containers go on, and the kubelet makes another mirror when it looks at the pod next,
-// which is a minute and a half later at most.
-const mirrorGrace = 2 * time.Minute
-
 // Config is what a Source needs.
 type Config struct {
 	// Client watches the node's pods, Namespaces the labels of all namespaces.
@@ -329,7 +324,7 @@ func (s *Source) onPodGone(obj any) {
 		}
 		p.gone = true
 		if p.mirror && p.workload.Ending == model.Living {
-			p.until = time.Now().Add(mirrorGrace)
+			p.until = time.Now().Add(model.MirrorGrace)
 		}
 		s.known[key] = p
 	}, key)
