@@ -217,6 +217,37 @@ func TestStartAfterReboot(t *testing.T) {
 	}
 }
 
+// The metric says how many addresses pods of several nodes claim now.
+func TestContestedAddresses(t *testing.T) {
+	r := newRunner(t, func(runConfig) []model.Pod { return nil })
+	r.start(t)
+	contested := func() float64 {
+		families, err := r.metrics.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "portolan_contested_addresses" {
+				return f.GetMetric()[0].GetGauge().GetValue()
+			}
+		}
+		t.Fatal("no such metric")
+		return 0
+	}
+	theirs, claim := record(pod("theirs", "10.2.0.1", ""), ""), record(pod("claim", "10.2.0.1", ""), "")
+	theirs.Node, claim.Node = "node2", "node3"
+	publish(t, r, theirs)
+	if n := contested(); n != 0 {
+		t.Errorf("%v before there is a claim", n)
+	}
+	publish(t, r, claim)
+	eventually(t, "one address is contested", func() bool { return contested() == 1 })
+	if err := r.backend.Withdraw(t.Context(), theirs.UID, 2); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "none is", func() bool { return contested() == 0 })
+}
+
 // Contract 3: the API server does not say where the node is when its registrar starts, and
 // not when it is asked again; once it does, the registrar prefers what is near, and its own
 // pods' records say where they are.
