@@ -49,6 +49,28 @@ func TestBadAnnotation(t *testing.T) {
 	nothingIsLeft(t, n)
 }
 
+// A pod whose address the mesh would take for one of a service is refused, by a text that
+// names the address, the range and the setting: the networks of pods and services overlap.
+// A pod of that network that stays out of the mesh starts.
+func TestPodWithServiceAddress(t *testing.T) {
+	n := startNode(t, node.Options{RegistrarFlags: []string{"--vip-range=10.88.0.0/15"}})
+	_, err := n.AddPod(t.Context(), multiPort("payments-1"))
+	if err == nil {
+		t.Fatal("the pod was added")
+	}
+	code, text := node.CNIError(err)
+	if code != 102 {
+		t.Errorf("code %d (%v), want 102", code, err)
+	}
+	for _, want := range []string{"10.88.0.", "10.88.0.0/15", "--vip-range"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("text %q, want %q in it", text, want)
+		}
+	}
+	nothingIsLeft(t, n)
+	addPod(t, n, node.PodSpec{Name: "plain"})
+}
+
 // nothingIsLeft fails when the registrar knows a pod or a network namespace is held.
 func nothingIsLeft(t *testing.T, n *node.Node) {
 	t.Helper()
