@@ -290,12 +290,13 @@ func (s *Source) onPod(obj any) {
 	}
 	p := podOf(o)
 	key := p.key()
-	s.change(func() {
+	s.change(func() []podKey {
 		if old, ok := s.known[key]; ok {
 			p.succeed(old)
 		}
 		s.known[key] = p
-	}, key)
+		return []podKey{key}
+	})
 }
 
 // onPodChanged is told one change as well of a pod that was deleted and of the one that
@@ -318,7 +319,7 @@ func (s *Source) onPodGone(obj any) {
 	}
 	p := podOf(o)
 	key := p.key()
-	s.change(func() {
+	s.change(func() []podKey {
 		if old, ok := s.known[key]; ok && old.workload.ObjectUID == p.workload.ObjectUID {
 			p = old // with what it took over
 		}
@@ -327,7 +328,8 @@ func (s *Source) onPodGone(obj any) {
 			p.until = time.Now().Add(model.MirrorGrace)
 		}
 		s.known[key] = p
-	}, key)
+		return []podKey{key}
+	})
 }
 
 func (s *Source) onNamespace(obj any) {
@@ -343,31 +345,33 @@ func (s *Source) onNamespaceGone(obj any) {
 		obj = last.Obj
 	}
 	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		s.change(func() { delete(s.words, o.Name) })
+		s.change(func() []podKey { delete(s.words, o.Name); return nil })
 	}
 }
 
 func (s *Source) setWord(namespace string, next word) {
 	s.mu.Lock()
 	old, known := s.words[namespace]
-	var affected []podKey
-	for key := range s.known {
-		if key.namespace == namespace {
-			affected = append(affected, key)
-		}
-	}
 	s.mu.Unlock()
 	if known && old == next {
 		return
 	}
-	s.change(func() { s.words[namespace] = next }, affected...)
+	s.change(func() (affected []podKey) {
+		s.words[namespace] = next
+		for key := range s.known { // a pod that comes from here on has this word
+			if key.namespace == namespace {
+				affected = append(affected, key)
+			}
+		}
+		return affected
+	})
 }
 
 // change applies one change, wakes those that wait and queues the pods that it
-// touches.
-func (s *Source) change(apply func(), keys ...podKey) {
+// touches, which apply returns.
+func (s *Source) change(apply func() []podKey) {
 	s.mu.Lock()
-	apply()
+	keys := apply()
 	close(s.changed)
 	s.changed = make(chan struct{})
 	s.mu.Unlock()
