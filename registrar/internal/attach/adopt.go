@@ -130,9 +130,21 @@ func (m *Manager) settled(c candidate) bool {
 	key := c.key()
 	m.mu.Lock()
 	_, known := m.pods[key]
-	_, left := m.departed[key]
+	at, left := m.departed[key]
 	m.mu.Unlock()
-	return known || left || c.withdrawn() || m.delSpooled(c.req.GetAttachment())
+	return known || left && !m.startedSince(c.req.GetAttachment(), at) || c.withdrawn() || m.delSpooled(c.req.GetAttachment())
+}
+
+// startedSince reports whether a note says that the pod started unmeshed after that time. A
+// plugin that takes back an ADD which came to nothing does so by a DEL like any other, and
+// leaves the note after it.
+func (m *Manager) startedSince(key *cniv1.Attachment, at time.Time) bool {
+	name, err := spool.Name(key, spool.Unmeshed)
+	if err != nil {
+		return false
+	}
+	note, err := spool.Read(m.cfg.SpoolDir, name)
+	return err == nil && time.Unix(0, note.GetUnixNanos()).After(at)
 }
 
 // delSpooled reports whether a DEL waits in the spool: the next sweep carries it out.

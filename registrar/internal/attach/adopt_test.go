@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/portolan-mesh/portolan/api/annotation"
 	"github.com/portolan-mesh/portolan/api/cni/spool"
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -212,5 +213,59 @@ func TestEvictedIsNotAdopted(t *testing.T) {
 	m.Replay(t.Context())
 	if got := attachedIDs(m); len(got) != 0 {
 		t.Errorf("attached: %v", got)
+	}
+}
+
+// Contract 5: a pod that asks by its label and came while Envoy was away starts unmeshed.
+// Its plugin takes back what it told, as it does not know how far the registrar came, and
+// then leaves a note: the pod is adopted once Envoy is there, and not after a later DEL.
+func TestUnmeshedAfterUndo(t *testing.T) {
+	del := func(t *testing.T, m *Manager) {
+		t.Helper()
+		if _, err := m.Del(t.Context(), key("c1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spooled := func(t *testing.T, m *Manager) {
+		t.Helper()
+		leaveNote(t, m.cfg.SpoolDir, deletedNote("c1", time.Now()))
+	}
+	for name, tt := range map[string]struct {
+		undo, later func(*testing.T, *Manager)
+		want        []string
+	}{
+		"told":             {del, nil, []string{"c1"}},
+		"spooled":          {spooled, nil, []string{"c1"}},
+		"told, deleted":    {del, del, []string{}},
+		"spooled, deleted": {spooled, spooled, []string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, o, m := orchestrated(t)
+			word := workload(nil)
+			word.Word, word.Running = annotation.Joined, false
+			o.set(word)
+			req := addRequest("c1", "payments-1", "10.1.0.2", nil)
+			w.missing = "no Envoy"
+			if err := m.Add(t.Context(), req, func(Decision) error { return nil }); KindOf(err) != NotReady {
+				t.Fatal(err)
+			}
+			tt.undo(t, m)
+			leaveNote(t, m.cfg.SpoolDir, &cniv1.Note{UnixNanos: time.Now().UnixNano(), What: &cniv1.Note_Unmeshed{Unmeshed: req}})
+			word.Running = true
+			m.Observe(t.Context(), o.set(word))
+			o.sandboxes = []*cniv1.AddRequest{req}
+			m.Sweep(t.Context())
+			if got := attachedIDs(m); len(got) != 0 {
+				t.Fatalf("attached without Envoy: %v", got)
+			}
+			if tt.later != nil {
+				tt.later(t, m)
+			}
+			w.missing = ""
+			m.Sweep(t.Context())
+			if d := cmp.Diff(tt.want, attachedIDs(m)); d != "" {
+				t.Errorf("attached (-want +got):\n%s", d)
+			}
+		})
 	}
 }

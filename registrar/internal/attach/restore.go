@@ -204,14 +204,14 @@ func (m *Manager) replayDeleted(ctx context.Context) {
 	var dropped []model.AttachmentKey
 	notes := slices.DeleteFunc(m.scan(m.cfg.SpoolDir), func(e spool.Entry) bool { return e.Kind != spool.Deleted })
 	for _, e := range notes {
-		key := model.KeyOf(e.Note.GetDeleted().GetAttachment())
+		key, at := model.KeyOf(e.Note.GetDeleted().GetAttachment()), time.Unix(0, e.Note.GetUnixNanos())
 		m.mu.Lock()
 		a, known := m.pods[key]
 		told := known && a.told
 		// The same sandbox was added again after that DEL: the note is void.
-		void := known && a.pod.Since.After(time.Unix(0, e.Note.GetUnixNanos()))
+		void := known && a.pod.Since.After(at)
 		m.mu.Unlock()
-		if !void {
+		if !void && !m.startedSince(e.Note.GetDeleted().GetAttachment(), at) {
 			m.depart(key)
 		}
 		switch {
