@@ -130,6 +130,13 @@ func (c *client) nodeUID(ctx context.Context) (types.UID, error) {
 	return c.own.uid, nil
 }
 
+// forgetNode lets nodeUID ask again.
+func (c *client) forgetNode() {
+	c.own.mu.Lock()
+	defer c.own.mu.Unlock()
+	c.own.asked, c.own.uid = false, ""
+}
+
 // delete takes this very object away: one of the same name that was made since stays.
 func (c *client) delete(ctx context.Context, key types.NamespacedName, uid types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

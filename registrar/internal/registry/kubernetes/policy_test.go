@@ -2,7 +2,9 @@ package kubernetes
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -242,18 +244,23 @@ func TestPolicyOwner(t *testing.T) {
 	}
 }
 
-// The record of a pod whose API object is made anew belongs to the new one: the object is changed in place, and one that was removed with
-// the former owner does not wait for its turn to be put back.
-func TestPolicyNewOwner(t *testing.T) {
-	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
-	config := c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1")
-	registrar := c.as(t, "registrar of n1", config)
+// awaitPolicy waits until the policy refuses what the rights allow the registrar of n1.
+func awaitPolicy(t *testing.T, registrar who) {
+	t.Helper()
 	await(t, "the policy and the rights work", func() bool {
 		probe := owned(t, "n1", "probe")
 		probe.OwnerReferences = nil
 		_, err := registrar.apply(t.Context(), probe)
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "as its one owner")
 	})
+}
+
+// The record of a pod whose API object is made anew belongs to the new one: the object is changed in place, and one that was removed with
+// the former owner does not wait for its turn to be put back.
+func TestPolicyNewOwner(t *testing.T) {
+	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
+	config := c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1")
+	awaitPolicy(t, c.as(t, "registrar of n1", config))
 	n := newNode(t, "n1", config)
 	ep := endpoint("n1", "a", 1)
 	publish := func(mirror string) {
@@ -299,6 +306,56 @@ func TestPolicyStaticPod(t *testing.T) {
 	if d := cmp.Diff(want, c.list(t)[key("a").Name].OwnerReferences); d != "" {
 		t.Errorf("owner (-want +got):\n%s", d)
 	}
+}
+
+// tokens is a transport with a token that the kubelet changes.
+type tokens struct {
+	http.RoundTripper
+
+	now *atomic.Pointer[string]
+}
+
+func (t tokens) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+*t.now.Load())
+	return t.RoundTripper.RoundTrip(r)
+}
+
+// A node that is registered anew, as by who deletes it and starts its kubelet again, is
+// another owner, which the next token names; the registrar runs on.
+func TestPolicyStaticPodOfNewNode(t *testing.T) {
+	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
+	var token atomic.Pointer[string]
+	account := func() *rest.Config {
+		config := c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1")
+		token.Store(&config.BearerToken)
+		return config
+	}
+	config := rest.CopyConfig(account())
+	awaitPolicy(t, c.as(t, "registrar of n1", config))
+	config.BearerToken = ""
+	config.WrapTransport = func(rt http.RoundTripper) http.RoundTripper { return tokens{rt, &token} }
+	n := newNode(t, "n1", config)
+	ep := endpoint("n1", "a", 1)
+	ep.PodUID = "ce9dfd1633d73a68286f7e6287f4b407"
+	must(t, n.Publish(t.Context(), ep))
+	await(t, "the object is made", func() bool { _, ok := c.list(t)[key("a").Name]; return ok })
+	was := c.list(t)[key("a").Name]
+
+	must(t, c.admin.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}))
+	account() // makes the node again
+	node, err := c.admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
+	must(t, err)
+	await(t, "a token names the new node", func() bool {
+		uid, err := c.as(t, "", account()).nodeUID(t.Context())
+		return err == nil && uid == node.UID
+	})
+	must(t, c.objects.delete(t.Context(), key("a"), was.UID)) // as the garbage collector does
+	await(t, "the record belongs to the new node", func() bool {
+		n.retryNow()
+		object, ok := c.list(t)[key("a").Name]
+		return ok && object.OwnerReferences[0].UID == node.UID
+	})
 }
 
 // namespaceOwner is something that stays.

@@ -85,7 +85,11 @@ func (b *Backend) put(ctx context.Context, object *v1alpha1.ServiceEndpoint) (*v
 			object.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: b.node, UID: uid}}
 		}
 	}
-	return b.client.apply(ctx, object)
+	result, err := b.client.apply(ctx, object)
+	if apierrors.IsForbidden(err) {
+		b.client.forgetNode() // it may be another one of the same name by now
+	}
+	return result, err
 }
 
 // applied takes the result of a write of the record of this generation.
