@@ -181,3 +181,35 @@ func TestLastingUID(t *testing.T) {
 		}
 	}
 }
+
+// A pod that an older version stored does not say what the runtime calls it: what the
+// orchestrator says does, also to the next registrar.
+func TestMirrorOfOlderVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		db := emptyDB(t)
+		m := newManager(t, w, db)
+		o := join(m)
+		o.set(static("mirror-1"))
+		addStatic(t, w, m)
+		old := m.Pods()[0]
+		old.RuntimeUID = ""
+		if err := m.store.put(old); err != nil {
+			t.Fatal(err)
+		}
+		for _, mirror := range []string{"mirror-1", "mirror-2"} {
+			again := newManager(t, w, db)
+			o = join(again)
+			if err := again.Restore(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.listen(key("c1"), listening(8080, 9090))
+			again.Observe(t.Context(), o.set(static(mirror)))
+			time.Sleep(time.Second) // it is stored beside the rest
+			again.Sweep(t.Context())
+			if got := w.owner("c1-eth0"); got != served+"hash" {
+				t.Errorf("record with %s: %s", mirror, got)
+			}
+		}
+	})
+}

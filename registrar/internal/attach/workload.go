@@ -132,8 +132,13 @@ func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 			continue
 		}
 		turned := w.Ready && (a.workload == nil || !a.workload.Ready)
+		unnamed := a.pod.RuntimeUID == ""
 		changed := a.hear(w)
+		unnamed = unnamed && a.pod.Static()
 		m.mu.Unlock()
+		if unnamed {
+			go m.storeName(ctx, key)
+		}
 		if turned {
 			// What made it Ready has just begun to listen, or has long done so.
 			m.cfg.Readiness.Kick(key)
@@ -144,6 +149,23 @@ func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 		if w.Ending == model.Living {
 			m.reconsider(ctx, key, w)
 		}
+	}
+}
+
+// storeName stores what the runtime calls a static pod, which an older version did not:
+// by nothing else would the next start know the pod again once its mirror is made anew.
+func (m *Manager) storeName(ctx context.Context, key model.AttachmentKey) {
+	ctx, unlock, err := m.keys.lockYielding(ctx, key)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	pod, gone := m.Check(key)
+	if gone != nil || ctx.Err() != nil {
+		return
+	}
+	if err := m.store.put(pod); err != nil {
+		m.log.Error("what the runtime calls a static pod is not stored; the next start hears it again", "attachment", key.String(), "error", err)
 	}
 }
 
