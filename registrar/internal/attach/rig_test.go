@@ -40,6 +40,7 @@ type world struct {
 	removeErr    error
 	onPublish    func()           // called once, before a record is taken
 	onReady      func()           // called when an ADD has been decided
+	onTell       func()           // called once, when the mesh is told of a pod
 	connected    int              // so many looks find connections to the pod
 	tcpPorts     []netip.AddrPort // of the mesh
 }
@@ -88,7 +89,18 @@ func (w *world) AwaitReady(context.Context) error {
 	}
 	return nil
 }
-func (w *world) AddPod(p model.Pod)              { w.note("mesh add %s", p.Key) }
+
+func (w *world) AddPod(p model.Pod) {
+	w.note("mesh add %s", p.Key)
+	w.mu.Lock()
+	hook := w.onTell
+	w.onTell = nil
+	w.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+}
+
 func (w *world) RemovePod(k model.AttachmentKey) { w.note("mesh remove %s", k) }
 func (w *world) TCPPorts() []netip.AddrPort {
 	w.mu.Lock()

@@ -167,6 +167,7 @@ func (m *Manager) storeName(ctx context.Context, key model.AttachmentKey) {
 	if err := m.store.put(pod); err != nil {
 		m.log.Error("what the runtime calls a static pod is not stored; the next start hears it again", "attachment", key.String(), "error", err)
 	}
+	m.wasEvicted(key)
 }
 
 // attachmentsOf returns the keys of a pod's attachments, in order.

@@ -388,6 +388,59 @@ func TestPortsAllChange(t *testing.T) {
 	}
 }
 
+// A pod that serves nothing any more has no record, also when its application lets go of the
+// ports while they drain.
+func TestPortsGoWhileTheyDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, m := serving(t, 8080, 9090)
+		wl := workload(map[string]string{annotation.KeyPorts: "none"})
+		m.Observe(t.Context(), wl)
+		synctest.Wait()
+		w.listen(key("c1"), listening(9090))
+		time.Sleep(m.cfg.DrainWait + provePorts) // fake time
+		if got := w.record("c1-eth0"); got != "none" {
+			t.Errorf("record: %s", got)
+		}
+	})
+}
+
+// CNI-37: a pod whose address is given on while its ports change leaves nothing behind.
+func TestEvictedWhilePortsChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, m := serving(t, 8080, 9090)
+		next := addRequest("c2", "client-1", "10.1.0.2", map[string]string{annotation.KeyPorts: "none"})
+		w.mu.Lock()
+		w.onTell = func() {
+			if err := m.evictAddresses(t.Context(), mustDecide(t, next)); err != nil {
+				t.Error(err)
+			}
+		}
+		w.mu.Unlock()
+		m.Observe(t.Context(), workload(map[string]string{annotation.KeyPorts: "8080,9090=h2,7000"}))
+		time.Sleep(m.cfg.DrainWait + provePorts) // fake time
+		events := w.events()
+		for _, what := range []string{"mesh", "dns"} {
+			told := slices.DeleteFunc(slices.Clone(events), func(e string) bool { return e != what+" add c1-eth0" && e != what+" remove c1-eth0" })
+			if last := told[len(told)-1]; last != what+" remove c1-eth0" {
+				t.Errorf("last is %q", last)
+			}
+		}
+		if stored, err := m.store.load(); err != nil || len(stored) != 0 || len(w.watchers) != 0 {
+			t.Errorf("stored %v, %v, watched %d", stored, err, len(w.watchers))
+		}
+	})
+}
+
+// mustDecide returns the pod that a request means, as of now.
+func mustDecide(t *testing.T, req *cniv1.AddRequest) model.Pod {
+	t.Helper()
+	d, err := Decide(req, Facts{TrustDomain: "aether.internal", Now: time.Now()})
+	if err != nil || !d.Meshed {
+		t.Fatalf("decided %+v, %v", d, err)
+	}
+	return d.Pod
+}
+
 // Contract 2: a portless name never stands for a port that no pod declared its default,
 // also while the default port of a running pod goes, or changes its protocol.
 func TestDefaultGoes(t *testing.T) {
