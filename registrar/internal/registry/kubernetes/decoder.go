@@ -46,17 +46,25 @@ func (d *decoder) Decode() (watch.EventType, runtime.Object, error) {
 // Close implements watch.Decoder.
 func (d *decoder) Close() { _ = d.stream.Close() }
 
-// received is the object of an event: a ServiceEndpoint, or the metav1.Status of an error.
+// received is the object of an event: a ServiceEndpoint, or the metav1.Status of an error,
+// whose fields a ServiceEndpoint of a later version may have as well, with other types.
 type received struct {
 	v1alpha1.ServiceEndpoint
 
-	Status  string                `json:"status"`
-	Message string                `json:"message"`
-	Reason  metav1.StatusReason   `json:"reason"`
-	Details *metav1.StatusDetails `json:"details"`
-	Code    int32                 `json:"code"`
+	Status  json.RawMessage `json:"status"`
+	Message json.RawMessage `json:"message"`
+	Reason  json.RawMessage `json:"reason"`
+	Details json.RawMessage `json:"details"`
+	Code    json.RawMessage `json:"code"`
 }
 
+// failure is the error; what of it cannot be read is left out.
 func (r *received) failure() *metav1.Status {
-	return &metav1.Status{Status: r.Status, Message: r.Message, Reason: r.Reason, Details: r.Details, Code: r.Code}
+	s := &metav1.Status{}
+	_ = json.Unmarshal(r.Status, &s.Status)
+	_ = json.Unmarshal(r.Message, &s.Message)
+	_ = json.Unmarshal(r.Reason, &s.Reason)
+	_ = json.Unmarshal(r.Details, &s.Details)
+	_ = json.Unmarshal(r.Code, &s.Code)
+	return s
 }

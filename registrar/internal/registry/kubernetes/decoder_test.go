@@ -62,7 +62,19 @@ func stored(tb testing.TB) *v1alpha1.ServiceEndpoint {
 	return object
 }
 
-// Every event of a watch is what client-go's own decoder makes of it.
+// later is an object as a later version may have it.
+type later struct {
+	*v1alpha1.ServiceEndpoint
+
+	Status  map[string]int `json:"status"`
+	Message []string       `json:"message"`
+	Reason  int            `json:"reason"`
+	Details string         `json:"details"`
+	Code    string         `json:"code"`
+}
+
+// Every event of a watch is what client-go's own decoder makes of it, and what is not known
+// of an object is ignored.
 func TestDecoder(t *testing.T) {
 	bookmark := &v1alpha1.ServiceEndpoint{TypeMeta: stored(t).TypeMeta}
 	bookmark.ResourceVersion, bookmark.Annotations = "5000", map[string]string{metav1.InitialEventsAnnotationKey: "true"}
@@ -71,10 +83,11 @@ func TestDecoder(t *testing.T) {
 	expired.Details = &metav1.StatusDetails{RetryAfterSeconds: 3}
 	stream := bytes.Join([][]byte{
 		event(t, watch.Added, stored(t)), event(t, watch.Modified, stored(t)), event(t, watch.Deleted, stored(t)),
+		event(t, watch.Modified, later{ServiceEndpoint: stored(t), Status: map[string]int{"seen": 1}, Code: "a"}),
 		event(t, watch.Bookmark, bookmark), event(t, watch.Error, expired),
 	}, nil)
 	ours, theirs := newDecoder(io.NopCloser(bytes.NewReader(stream))), libraryDecoder(t, stream)
-	for range 5 {
+	for range 6 {
 		kind, object, err := ours.Decode()
 		must(t, err)
 		wantKind, want, err := theirs.Decode()
