@@ -2,6 +2,8 @@ package attach
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -97,6 +99,10 @@ func (m *Manager) wantsMesh(w model.Workload) bool {
 		m.complain(w, reasonInvalid, "the pod is not in the mesh: "+why)
 	case !meshed && w.Running && len(cfg.Unknown) > 0: // its ADD may never have come here
 		m.complain(w, reasonUnknown, unknownKeys(cfg.Unknown)+"; the pod is not in the mesh: "+why)
+	case !meshed && w.Running && len(w.Annotations) > 0 && cfg.Managed == annotation.Unset && w.Word == annotation.Unset:
+		// They say what a pod of the mesh should be like, and none that it should be one.
+		m.complain(w, reasonUnmeshed, fmt.Sprintf("the pod is not in the mesh, for which it has the annotation %s: %s; add %s",
+			strings.Join(slices.Sorted(maps.Keys(w.Annotations)), " and "), why, annotation.KeyPorts))
 	}
 	return meshed
 }

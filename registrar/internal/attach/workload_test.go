@@ -541,6 +541,36 @@ func TestUnknownAnnotation(t *testing.T) {
 	})
 }
 
+// The owner of a pod that says what it is in the mesh, and not that it joins, is told, once.
+// One that says that it stays out knows.
+func TestAnnotationsOfNoMember(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		annotations map[string]string
+		word        annotation.Managed
+		told        bool
+	}{
+		{"service alone", map[string]string{annotation.KeyService: "inventory"}, annotation.Unset, true},
+		{"stays out by annotation", map[string]string{annotation.KeyService: "inventory", annotation.KeyManaged: "false"}, annotation.Unset, false},
+		{"stays out by label", map[string]string{annotation.KeyService: "inventory"}, annotation.Out, false},
+		{"nothing of the mesh", nil, annotation.Unset, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, o, m := orchestrated(t)
+			wl := workload(tt.annotations)
+			wl.Word = tt.word
+			o.set(wl)
+			for range 3 {
+				m.Sweep(t.Context())
+			}
+			want := reasonUnmeshed + ": the pod is not in the mesh, for which it has the annotation " + annotation.KeyService
+			if told := len(o.reports) == 1 && strings.Contains(o.reports[0], want); told != tt.told || !tt.told && len(o.reports) > 0 {
+				t.Errorf("reports: %q", o.reports)
+			}
+		})
+	}
+}
+
 // Contract 1: an invalid change keeps the old set and is reported once.
 func TestInvalidChange(t *testing.T) {
 	w, o, m := serving(t, 8080, 9090)
