@@ -16,7 +16,7 @@ import (
 const (
 	// adoptAge keeps notes of an ADD that is under way out of adoption.
 	adoptAge = 10 * time.Second
-	// adoptTimeout bounds the proof of one adopted pod; the next sweep tries again.
+	// adoptTimeout bounds what a sweep does for one pod; the next one tries again.
 	adoptTimeout = 5 * time.Second
 	// departedFor is how long an attachment that was taken away is not adopted. Its
 	// note, its pin and the runtime's netns outlive the answer to its DEL by moments, a

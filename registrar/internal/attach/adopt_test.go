@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -268,4 +269,45 @@ func TestUnmeshedAfterUndo(t *testing.T) {
 			}
 		})
 	}
+}
+
+// MESH-34: neither a runtime nor a signer that hangs holds a sweep up for long, and the next
+// one does what was to be done.
+func TestSweepIsBounded(t *testing.T) {
+	bounded := func(t *testing.T, m *Manager) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // fake time
+		defer cancel()
+		m.Sweep(ctx)
+		if ctx.Err() != nil {
+			t.Error("the sweep waited")
+		}
+	}
+	t.Run("runtime", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			_, o, m := orchestrated(t)
+			o.set(workload(multiPort()))
+			req := addRequest("c1", "payments-1", "10.1.0.2", multiPort())
+			req.CniArgs[argUID] = "u1"
+			o.sandboxes, o.hangs = []*cniv1.AddRequest{req}, true
+			bounded(t, m)
+			o.hangs = false
+			m.Sweep(t.Context())
+			if d := cmp.Diff([]string{"c1"}, attachedIDs(m)); d != "" {
+				t.Errorf("attached (-want +got):\n%s", d)
+			}
+		})
+	})
+	t.Run("signer", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w, m := restoredWithoutC2(t, emptyDB(t))
+			w.gone[key("c2")], w.signHangs = false, true
+			bounded(t, m)
+			w.signHangs = false
+			m.Sweep(t.Context())
+			if w.count("mesh add c2-eth0") != 1 {
+				t.Errorf("told: %v", w.events())
+			}
+		})
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/portolan-mesh/portolan/api/annotation"
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
@@ -125,7 +126,7 @@ func (m *Manager) adoptMissed(ctx context.Context, missed []model.Workload) {
 		m.setMissed(missed)
 		return
 	}
-	sandboxes, err := m.cfg.Sandboxes.List(ctx)
+	sandboxes, err := m.listSandboxes(ctx)
 	if err != nil {
 		m.log.Warn("pods that should be meshed are not, and the runtime does not say where they run", "pods", len(missed), "error", err)
 		m.setMissed(missed)
@@ -140,6 +141,16 @@ func (m *Manager) adoptMissed(ctx context.Context, missed []model.Workload) {
 		}
 	}
 	m.setMissed(left)
+}
+
+// listTimeout bounds a look at the runtime: what else a sweep does must not wait for one
+// that hangs.
+const listTimeout = 10 * time.Second
+
+func (m *Manager) listSandboxes(ctx context.Context) ([]*cniv1.AddRequest, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	return m.cfg.Sandboxes.List(ctx)
 }
 
 // setMissed notes which pods run outside the mesh that should be in it.

@@ -18,7 +18,8 @@ type orchestra struct {
 	pods      map[string]model.Workload // by object UID
 	unsynced  bool
 	sandboxes []*cniv1.AddRequest
-	lists     int // of the sandboxes
+	lists     int  // of the sandboxes
+	hangs     bool // the runtime does not answer
 	reports   []string
 }
 
@@ -52,10 +53,14 @@ func (o *orchestra) Pods() ([]model.Workload, bool) {
 	return out, !o.unsynced
 }
 
-func (o *orchestra) List(context.Context) ([]*cniv1.AddRequest, error) {
+func (o *orchestra) List(ctx context.Context) ([]*cniv1.AddRequest, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.lists++
+	if o.hangs {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if o.sandboxes == nil {
 		return nil, errors.New("the runtime is away")
 	}

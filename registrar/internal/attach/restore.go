@@ -272,6 +272,8 @@ func (m *Manager) isLate(key model.AttachmentKey) bool {
 // restoreLate is restorePod for what could not be told at the start: its netns was not
 // there, or it had no certificate. An ADD or a DEL of it may be at work.
 func (m *Manager) restoreLate(ctx context.Context, key model.AttachmentKey) {
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
 	ctx, unlock, err := m.keys.lockYielding(ctx, key)
 	if err != nil {
 		return

@@ -35,6 +35,7 @@ type world struct {
 	noSecrets    bool
 	dnsErr       error
 	signErr      error
+	signHangs    bool // nobody answers who asks for a certificate
 	silentListen bool // the listen table never shows the mesh ports
 	unread       bool // the listen table is never read
 	removeErr    error
@@ -162,8 +163,12 @@ func (w *world) Withdraw(_ context.Context, uid string, _ uint64) error {
 
 type fakeIdentities struct{ w *world }
 
-func (f fakeIdentities) Ensure(_ context.Context, id model.Identity) error {
+func (f fakeIdentities) Ensure(ctx context.Context, id model.Identity) error {
 	f.w.note("ensure %s", id.Account)
+	if f.w.signHangs {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	return f.w.signErr
 }
 func (f fakeIdentities) Release(id model.Identity) { f.w.note("release %s", id.Account) }
