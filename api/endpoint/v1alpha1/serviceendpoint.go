@@ -40,6 +40,7 @@ type MetadataValue string
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=".spec.nodeName"
 // +kubebuilder:printcolumn:name="Health",type=string,JSONPath=".spec.health"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=".metadata.creationTimestamp"
+// +kubebuilder:printcolumn:name="Mesh name",type=string,JSONPath=".spec.clusterName",priority=1
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=".spec.ip",priority=1
 // +kubebuilder:printcolumn:name="Account",type=string,JSONPath=".spec.serviceAccount",priority=1
 type ServiceEndpoint struct {
