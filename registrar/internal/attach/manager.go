@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -179,6 +180,8 @@ type Manager struct {
 	count metrics
 	// late wakes Run for pods that ask for the mesh while they run.
 	late chan struct{}
+	// newest is the highest generation that was given to a record or its end.
+	newest atomic.Uint64
 
 	// mu guards pods and every attachment's fields; it is never held across a
 	// call to another package.

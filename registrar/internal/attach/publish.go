@@ -100,9 +100,15 @@ func (m *Manager) SetLocality(ctx context.Context, l model.Locality) {
 }
 
 // nextGeneration grows over restarts without being stored: it follows the clock,
-// and never goes back within a process.
+// and never goes back within a process, whatever becomes of the clock and of records.
 func (m *Manager) nextGeneration(last uint64) uint64 {
-	return max(last+1, uint64(m.cfg.Now().UnixNano()))
+	for {
+		newest := m.newest.Load()
+		next := max(last+1, newest+1, uint64(m.cfg.Now().UnixNano()))
+		if m.newest.CompareAndSwap(newest, next) {
+			return next
+		}
+	}
 }
 
 // silent reports that a stored pod's record stands as it is, because the orchestrator

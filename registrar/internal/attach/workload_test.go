@@ -19,6 +19,7 @@ import (
 	"github.com/portolan-mesh/portolan/api/annotation"
 	cniv1 "github.com/portolan-mesh/portolan/api/cni/v1"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
+	"github.com/portolan-mesh/portolan/registrar/internal/registry"
 )
 
 // Contract 1, 3: account, opt-in and ports come from the API object.
@@ -289,6 +290,31 @@ func TestOvertakenRecord(t *testing.T) {
 	w.listen(key("c1"), listening(8080))
 	if !strings.Contains(log.String(), "cannot publish") {
 		t.Error("a record that is refused is not logged")
+	}
+}
+
+// table is a registry that takes no record that is not newer than its end.
+type table struct{ *registry.Table }
+
+func (r table) Publish(_ context.Context, ep model.Endpoint) error { return r.Upsert(ep) }
+
+func (r table) Withdraw(_ context.Context, uid string, generation uint64) error {
+	return r.Delete(uid, generation)
+}
+
+// A record that was withdrawn comes back, also on a clock that was set back meanwhile.
+func TestClockGoesBack(t *testing.T) {
+	w, _, m := serving(t, 8080, 9090)
+	records := table{registry.NewTable()}
+	m.cfg.Registry = records
+	wl := workload(multiPort())
+	wl.Ending = model.Finished
+	m.Observe(t.Context(), wl)
+	m.cfg.Now = func() time.Time { return time.Now().Add(-time.Hour) }
+	wl.Ending = model.Living
+	m.Observe(t.Context(), wl)
+	if n := records.Len(); n != 1 {
+		t.Errorf("%d records; told %v", n, w.events())
 	}
 }
 
