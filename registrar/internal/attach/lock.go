@@ -63,6 +63,13 @@ func (l *keyLocks) lockYielding(ctx context.Context, key model.AttachmentKey) (w
 	}, nil
 }
 
+// busy reports whether anybody has the key's lock or waits for it.
+func (l *keyLocks) busy(key model.AttachmentKey) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.locks[key] != nil
+}
+
 // removed reports whether work that yields ended for that.
 func removed(work context.Context) bool { return errors.Is(context.Cause(work), errRemoved) }
 

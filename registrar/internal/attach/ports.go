@@ -166,14 +166,15 @@ func (m *Manager) provePorts(work context.Context, pod model.Pod) {
 	m.publish(ctx, pod.Key)
 }
 
-// settlePorts proves what could not be proven when it came.
+// settlePorts proves what could not be proven when it came. It does not wait for ports that
+// are just being changed.
 func (m *Manager) settlePorts(ctx context.Context) {
 	for _, pod := range m.provenPods() {
 		m.mu.Lock()
 		a, ok := m.pods[pod.Key]
 		waits := ok && len(a.unproven) > 0
 		m.mu.Unlock()
-		if !waits {
+		if !waits || m.keys.busy(pod.Key) {
 			continue
 		}
 		work, unlock, err := m.keys.lockYielding(ctx, pod.Key)

@@ -335,7 +335,7 @@ func TestChangedPorts(t *testing.T) {
 		w.mu.Lock()
 		w.noListeners = true
 		w.mu.Unlock()
-		time.Sleep(m.cfg.DrainWait + provePorts) // fake time
+		time.Sleep(m.cfg.DrainWait + provePorts + time.Second) // fake time, and that of the store
 		synctest.Wait()
 		w.listen(key("c1"), listening(7000, 8080, 9090))
 		if got := w.record("c1-eth0"); got != "7000=unhealthy,8080=healthy" {
@@ -427,6 +427,22 @@ func TestPortsGoWhileTheyDrain(t *testing.T) {
 		if got := w.record("c1-eth0"); got != "none" {
 			t.Errorf("record: %s", got)
 		}
+	})
+}
+
+// A sweep does not wait for ports that are just being changed.
+func TestSweepWhilePortsChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, _, m := serving(t, 7000, 8080, 9090)
+		w.hang()
+		m.Observe(t.Context(), workload(map[string]string{annotation.KeyPorts: "7000"}))
+		synctest.Wait()
+		began := time.Now()
+		m.settlePorts(t.Context())
+		if took := time.Since(began); took > 0 {
+			t.Errorf("it waited for %v", took)
+		}
+		time.Sleep(m.cfg.DrainWait + provePorts) // fake time
 	})
 }
 
