@@ -3,10 +3,13 @@ package readiness
 import "time"
 
 const (
-	// A pod that was just added is polled every fastInterval for fastTime: ADD waits
-	// for the mesh's listeners, which come within about 10 ms, and apps start. The look
-	// takes 20-50 us.
-	fastInterval = 2 * time.Millisecond
+	// A pod that was just added is polled every eagerInterval for eagerTime: ADD waits for
+	// the mesh's listeners, which come within about 10 ms, and many ADDs at once must not
+	// take the processor for it from what they wait for. A look takes 20-50 us.
+	eagerInterval = 2 * time.Millisecond
+	eagerTime     = 100 * time.Millisecond
+	// Then every fastInterval for fastTime: apps start.
+	fastInterval = 10 * time.Millisecond
 	fastTime     = 2 * time.Second
 	// Then, and for as long after each change, every warmInterval: apps start and
 	// restart within seconds.
@@ -26,11 +29,11 @@ const (
 
 // schedule says when a pod is polled next.
 type schedule struct {
-	fastUntil, warmUntil time.Time
+	eagerUntil, fastUntil, warmUntil time.Time
 }
 
 func newSchedule(now time.Time) schedule {
-	return schedule{fastUntil: now.Add(fastTime), warmUntil: now.Add(warmTime)}
+	return schedule{eagerUntil: now.Add(eagerTime), fastUntil: now.Add(fastTime), warmUntil: now.Add(warmTime)}
 }
 
 // changed keeps the pod warm for a while.
@@ -40,6 +43,8 @@ func (s *schedule) changed(now time.Time) { s.warmUntil = now.Add(warmTime) }
 func (s *schedule) next(now time.Time, cost time.Duration) time.Time {
 	interval := slowInterval
 	switch {
+	case now.Before(s.eagerUntil):
+		interval = eagerInterval
 	case now.Before(s.fastUntil):
 		interval = fastInterval
 	case now.Before(s.warmUntil):

@@ -255,8 +255,9 @@ func awaitPolicy(t *testing.T, registrar who) {
 	})
 }
 
-// The record of a pod whose API object is made anew belongs to the new one: the object is changed in place, and one that was removed with
-// the former owner does not wait for its turn to be put back.
+// The record of a pod whose API object is made anew belongs to the new one: the object is
+// changed in place, and one that was removed with the former owner does not wait for its
+// turn to be put back.
 func TestPolicyNewOwner(t *testing.T) {
 	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
 	config := c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1")
@@ -295,11 +296,13 @@ func TestPolicyNewOwner(t *testing.T) {
 // goes on.
 func TestPolicyStaticPod(t *testing.T) {
 	c := newCluster(t, "policy.yaml", "rbac/endpoints.yaml")
-	n := newNode(t, "n1", c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1"))
+	config := c.server.PodAccount(t, "portolan-system", "portolan-registrar", "n1")
+	awaitPolicy(t, c.as(t, "registrar of n1", config))
+	n := newNode(t, "n1", config)
 	ep := endpoint("n1", "a", 1)
 	ep.PodUID = "ce9dfd1633d73a68286f7e6287f4b407"
 	must(t, n.Publish(t.Context(), ep))
-	await(t, "the policy works", func() bool { n.retryNow(); return len(c.list(t)) == 1 })
+	c.awaitObjects(t, 1)
 	node, err := c.admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
 	must(t, err)
 	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n1", UID: node.UID}}
