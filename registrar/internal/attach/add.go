@@ -166,10 +166,15 @@ func (m *Manager) tell(pod model.Pod) {
 
 // untell is the reverse of tell, of the identity and of what reads the listen table.
 func (m *Manager) untell(pod model.Pod) {
-	m.cfg.Readiness.Forget(pod.Key)
-	m.cfg.Names.RemovePod(pod.Key)
-	m.cfg.Mesh.RemovePod(pod.Key)
+	m.hide(pod.Key)
 	m.cfg.Identities.Release(pod.Identity)
+}
+
+// hide is untell of a pod whose identity is released already.
+func (m *Manager) hide(key model.AttachmentKey) {
+	m.cfg.Readiness.Forget(key)
+	m.cfg.Names.RemovePod(key)
+	m.cfg.Mesh.RemovePod(key)
 }
 
 // markTold notes whether everybody was told of a. It reports false, and notes

@@ -18,11 +18,11 @@ func (m *Manager) complain(w model.Workload, reason, message string) {
 }
 
 // forgetComplaints lets go of those about pods that are no more.
-func (m *Manager) forgetComplaints(known map[string]model.Workload) {
+func (m *Manager) forgetComplaints(known map[string]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for uid := range m.complaints {
-		if _, ok := known[uid]; !ok {
+		if !known[uid] {
 			delete(m.complaints, uid)
 		}
 	}

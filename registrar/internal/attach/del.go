@@ -51,8 +51,8 @@ func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why strin
 	}
 	// Beside the rest, as it may wait for a disk: who dies before the rest is done leaves it
 	// to the plugin, as of a pod that he never knew.
-	removed := make(chan error, 1)
-	go func() { removed <- m.store.remove(key) }()
+	erased := make(chan error, 1)
+	go func() { erased <- m.store.remove(key) }()
 	if how == drained {
 		// Before the mesh DNS lets go of the namespace, or the two would wait for each
 		// other's grace period of the kernel.
@@ -63,7 +63,7 @@ func (m *Manager) forget(ctx context.Context, key model.AttachmentKey, why strin
 		}
 	}
 	m.teardown(ctx, pod, why)
-	err = <-removed
+	err = <-erased
 	m.drop(key)
 	return uncaptured, err
 }

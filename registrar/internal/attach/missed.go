@@ -26,9 +26,9 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 	if !ok {
 		return
 	}
-	known := make(map[string]model.Workload, len(workloads))
+	known := make(map[string]bool, len(workloads))
 	for _, w := range workloads {
-		known[w.ObjectUID] = w
+		known[w.ObjectUID] = true
 	}
 	m.forgetComplaints(known)
 	attached := map[string]bool{}

@@ -99,17 +99,15 @@ func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool
 	if len(now.Ports) == 0 {
 		m.withdraw(ctx, now) // again, if its listen table or its readiness changed while it drained
 	}
-	if err := m.store.put(now); err != nil {
+	if err := m.storeAgain(now); err != nil {
 		m.log.Error("new ports of a pod are not stored; the next start reads them from its annotations", "attachment", key.String(), "error", err)
 	}
 	m.tell(now)
 	if err := m.cfg.Readiness.Watch(now, func(s PortState) { m.observe(ctx, key, s) }); err != nil {
 		m.log.Warn("cannot read the listen table of a pod", "attachment", key.String(), "error", err)
 	}
-	if m.wasEvicted(key) {
-		m.cfg.Readiness.Forget(key)
-		m.cfg.Names.RemovePod(key)
-		m.cfg.Mesh.RemovePod(key)
+	if _, evicted := m.Check(key); evicted != nil { // who does it from here on finds all of it
+		m.hide(key)
 		return false
 	}
 	m.log.Info("ports of a running pod changed", "attachment", key.String(), "pod", now.Name, "ports", fmt.Sprint(now.Ports))
@@ -117,17 +115,20 @@ func (m *Manager) followPorts(ctx context.Context, key model.AttachmentKey) bool
 	return true
 }
 
-// wasEvicted reports whether an attachment was removed while its lock was held, as its address
-// was given on: who does that does not wait for the lock. What was stored of it since is
-// removed; what was told since is the caller's to take back.
-func (m *Manager) wasEvicted(key model.AttachmentKey) bool {
-	if _, gone := m.Check(key); gone == nil {
-		return false // who evicts it from here on finds all of it
+// storeAgain stores what changed of an attachment whose lock is held, and nothing of one that
+// was removed meanwhile as its address was given on: who does that does not wait for the
+// lock. What is told of it after this is the caller's to take back.
+func (m *Manager) storeAgain(pod model.Pod) error {
+	if err := m.store.put(pod); err != nil {
+		return err
 	}
-	if err := m.store.remove(key); err != nil {
-		m.log.Error("cannot remove the record of an evicted attachment; it is swept when its netns is gone", "attachment", key.String(), "error", err)
+	if _, evicted := m.Check(pod.Key); evicted == nil {
+		return nil // who evicts it from here on removes the record
 	}
-	return true
+	if err := m.store.remove(pod.Key); err != nil {
+		m.log.Error("cannot remove the record of an evicted attachment; it is swept when its netns is gone", "attachment", pod.Key.String(), "error", err)
+	}
+	return nil
 }
 
 // setPorts changes the ports in memory, of which some are not to be called; ok is false

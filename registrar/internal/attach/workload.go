@@ -118,7 +118,8 @@ func (a *attachment) hear(w model.Workload) bool {
 }
 
 // Observe takes what the orchestrator says of a pod now: its readiness, its end, its
-// ports, and whether it asks for the mesh. Calls for one pod come one at a time; it does not wait for Envoy.
+// ports, and whether it asks for the mesh. Calls for one pod come one at a time; it does
+// not wait for Envoy.
 func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 	keys := m.attachmentsOf(w)
 	if len(keys) == 0 {
@@ -164,10 +165,9 @@ func (m *Manager) storeName(ctx context.Context, key model.AttachmentKey) {
 	if gone != nil || ctx.Err() != nil {
 		return
 	}
-	if err := m.store.put(pod); err != nil {
+	if err := m.storeAgain(pod); err != nil {
 		m.log.Error("what the runtime calls a static pod is not stored; the next start hears it again", "attachment", key.String(), "error", err)
 	}
-	m.wasEvicted(key)
 }
 
 // attachmentsOf returns the keys of a pod's attachments, in order.
