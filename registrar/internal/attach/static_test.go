@@ -25,6 +25,15 @@ func addStatic(t *testing.T, w *world, m *Manager) {
 	w.listen(key("c1"), listening(8080, 9090))
 }
 
+// servingStatic is serving for the static pod, whose mirror has the UID mirror-1.
+func servingStatic(t *testing.T) (*world, *orchestra, *Manager) {
+	t.Helper()
+	w, o, m := orchestrated(t)
+	o.set(static("mirror-1"))
+	addStatic(t, w, m)
+	return w, o, m
+}
+
 // owner returns the record's ports and what it calls its pod.
 func (w *world) owner(uid string) string {
 	return w.record(uid) + " of " + w.endpoints()[uid].PodUID
@@ -42,12 +51,7 @@ func TestMirrorMadeAnew(t *testing.T) {
 	}
 	for name, tell := range told {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld()
-			db := emptyDB(t)
-			m := newManager(t, w, db)
-			o := join(m)
-			o.set(static("mirror-1"))
-			addStatic(t, w, m)
+			w, o, m := servingStatic(t)
 			if got := w.owner("c1-eth0"); got != served+"hash" {
 				t.Fatalf("record: %s", got)
 			}
@@ -58,8 +62,7 @@ func TestMirrorMadeAnew(t *testing.T) {
 				t.Errorf("record: %s", got)
 			}
 
-			again := newManager(t, w, db)
-			o = join(again)
+			o, again := restarted(t, w, m)
 			if err := again.Restore(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -99,9 +102,7 @@ func TestMirrorMadeAnewDuringADD(t *testing.T) {
 // A static pod without a mirror for long is not known to live, so it has no record; the
 // next mirror gives it one.
 func TestMirrorComesLate(t *testing.T) {
-	w, o, m := orchestrated(t)
-	o.set(static("mirror-1"))
-	addStatic(t, w, m)
+	w, o, m := servingStatic(t)
 	delete(o.pods, "mirror-1")
 	m.Sweep(t.Context())
 	if got := w.record("c1-eth0"); got != "none" {
@@ -117,10 +118,7 @@ func TestMirrorComesLate(t *testing.T) {
 // and no longer; for no other pod.
 func TestRestartWithoutMirror(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, o, m := orchestrated(t)
-		o.set(static("mirror-1"))
-		addStatic(t, w, m)
-
+		w, _, m := servingStatic(t)
 		_, again := restarted(t, w, m)
 		if err := again.Restore(t.Context()); err != nil {
 			t.Fatal(err)
@@ -150,9 +148,7 @@ func TestRestartWithoutMirror(t *testing.T) {
 
 // Who makes a mirror that names another pod's UID says nothing of that pod.
 func TestMirrorOfAnotherPod(t *testing.T) {
-	w, o, m := orchestrated(t)
-	o.set(static("mirror-1"))
-	addStatic(t, w, m)
+	w, o, m := servingStatic(t)
 	for _, edit := range []func(*model.Workload){
 		func(w *model.Workload) { w.Namespace = "elsewhere" },
 		func(w *model.Workload) { w.Name = "payments-2" },
@@ -186,20 +182,14 @@ func TestLastingUID(t *testing.T) {
 // orchestrator says does, also to the next registrar.
 func TestMirrorOfOlderVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		db := emptyDB(t)
-		m := newManager(t, w, db)
-		o := join(m)
-		o.set(static("mirror-1"))
-		addStatic(t, w, m)
+		w, _, m := servingStatic(t)
 		old := m.Pods()[0]
 		old.RuntimeUID = ""
 		if err := m.store.put(old); err != nil {
 			t.Fatal(err)
 		}
 		for _, mirror := range []string{"mirror-1", "mirror-2"} {
-			again := newManager(t, w, db)
-			o = join(again)
+			o, again := restarted(t, w, m)
 			if err := again.Restore(t.Context()); err != nil {
 				t.Fatal(err)
 			}
