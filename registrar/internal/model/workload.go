@@ -11,6 +11,10 @@ import (
 // which is a minute and a half later at most.
 const MirrorGrace = 2 * time.Minute
 
+// DefaultAccount is the ServiceAccount of a pod that names none, as the API server fills it
+// in. The mirror of a static pod names none.
+const DefaultAccount = "default"
+
 // Ending says how far a pod of the orchestrator is on its way out.
 type Ending uint8
 

@@ -1,6 +1,7 @@
 package podsource
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -97,11 +98,8 @@ func podOf(p *corev1.Pod) pod {
 	w := &out.workload
 	*w = model.Workload{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), ObjectUID: string(p.UID),
-		Account: p.Spec.ServiceAccountName, HostNetwork: p.Spec.HostNetwork,
+		Account: cmp.Or(p.Spec.ServiceAccountName, model.DefaultAccount), HostNetwork: p.Spec.HostNetwork,
 		Running: p.Status.Phase == corev1.PodRunning, Ready: condition, Ending: ending(p),
-	}
-	if w.Account == "" {
-		w.Account = "default" // as the API server fills it in
 	}
 	for key, value := range p.Annotations {
 		switch {

@@ -39,8 +39,6 @@ const (
 	bundleInterval = time.Minute
 	// signers is how many requests are answered at one time.
 	signers = 8
-	// defaultAccount is that of a pod that names none: the mirror of a static pod may not.
-	defaultAccount = "default"
 )
 
 // SignerConfig is what a Signer needs.
@@ -330,7 +328,7 @@ func (s *Signer) runsOn(ctx context.Context, id model.Identity, node string) err
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-		account := cmp.Or(p.Spec.ServiceAccountName, defaultAccount)
+		account := cmp.Or(p.Spec.ServiceAccountName, model.DefaultAccount)
 		if account == id.Account && !ended && !p.Spec.HostNetwork {
 			return nil
 		}
