@@ -86,12 +86,13 @@ func requests(ctx context.Context, r *rig) (_ []measure.Figure, err error) {
 			return nil, err
 		}
 	}
-	latency, err := comparison.Latency(ctx)
-	if err != nil {
-		return nil, err
+	figures, err := comparison.Latency(ctx)
+	if err == nil {
+		var throughput []measure.Figure
+		throughput, err = comparison.Throughput(ctx)
+		figures = append(figures, throughput...)
 	}
-	throughput, err := comparison.Throughput(ctx)
-	return append(latency, throughput...), errors.Join(err, w.end(ctx, r, server, client))
+	return figures, errors.Join(err, w.end(ctx, r, server, client))
 }
 
 // fortioPod is a pod that runs fortio's server.
