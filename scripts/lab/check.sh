@@ -164,6 +164,14 @@ separation() { # NODES: own files, networks and mounts of each node
   done
 }
 
+weight() { # NODES: without theirs, all pods together wait for each thread of the control plane
+  local g=/sys/fs/cgroup want=$(($1 * $(nproc) * 1024)) file
+  file=$g/cpu/k8s.io/cpu.shares
+  [ -e $g/cgroup.controllers ] && file=$g/k8s.io/cpu.weight want=$(($1 * $(nproc) * 100))
+  [ "$(cat $file)" = "$want" ] || fail "weight of the pods" "$file has $(cat $file), want $want"
+  ok "weight of the pods" "$want"
+}
+
 status() { # containerd asks the chain for its STATUS: a plugin that is not available makes the node NotReady
   "$lab" node 1 sh -c 'cat > /opt/cni/bin/sick && chmod +x /opt/cni/bin/sick' << 'J'
 #!/bin/sh
@@ -262,6 +270,7 @@ services "$nodes"
 cluster
 identities
 separation "$nodes"
+weight "$nodes"
 status
 gc
 images

@@ -145,6 +145,18 @@ conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeou
 J
   kubeconfig "$d/kubelet.kubeconfig" "node$i" "/O=system:nodes/CN=system:node:node$i"
 }
+weigh_pods() { # N: the part of the processors that a kubelet gives all pods (kubepods): as many shares as its node has
+  # processors. Without, all pods of the lab count as much as one thread of what runs beside them, such as the control plane.
+  local processors=$(($1 * $(nproc))) g=/sys/fs/cgroup
+  if [ -e $g/cgroup.controllers ]; then
+    mkdir -p $g/k8s.io
+    echo +cpu > $g/cgroup.subtree_control
+    echo $((100 * processors)) > $g/k8s.io/cpu.weight
+  else
+    mkdir -p $g/cpu/k8s.io
+    echo $((1024 * processors)) > $g/cpu/k8s.io/cpu.shares
+  fi
+}
 power_on() { # I
   start "node$1" nsenter --net="$(netns "$1")" unshare --mount --uts --pid --fork --mount-proc --kill-child bash "$here/lab.sh" init "$1"
 }
@@ -236,6 +248,7 @@ up() { # [N]
   mkdir -p "$LAB"/{log,pid,pki} "${own[@]}"
   echo "$n" > "$LAB/nodes"
   switch "$n"
+  weigh_pods "$n"
   on_wire etcd --data-dir "$LAB/etcd" --unsafe-no-fsync
   authorities
   api_server
