@@ -110,6 +110,7 @@ bench: root build run-tools $(BIN)/fortio ## measure what the mesh costs (ROWS=a
 
 .PHONY: bench-kubernetes
 bench-kubernetes: root lab-build $(BIN)/fortio ## measure what the mesh costs on a real Kubernetes of two nodes (ROWS, README as for bench)
+	@scripts/lab/build.sh pilot
 	@$(STATIC) -o $(BIN)/bench-kubernetes ./scripts/bench/kubernetes
 	@$(BIN)/bench-kubernetes $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
 

@@ -1,4 +1,4 @@
-// Package delta is a raw delta xDS client for a registrar's socket. It stands beside
+// Package delta is a raw delta xDS client, such as for a registrar's socket. It stands beside
 // the node's Envoy and acknowledges everything, so it sees what any Envoy would be
 // told, at the time it is told.
 package delta
@@ -23,13 +23,18 @@ type Client struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the stream has ended
 
+	node *corev3.Node
+
 	mu     sync.Mutex // guards the sending side
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 }
 
-// Watch calls see with every response of the server at target, one after the other,
-// before it is acknowledged, until ctx ends or Close.
-func Watch(ctx context.Context, target string, see func(*discoveryv3.DeltaDiscoveryResponse)) (*Client, error) {
+// Watcher is the node ID of a client that no server knows.
+const Watcher = "watcher"
+
+// Watch calls see with every response that the server at target has for a node ID, one
+// after the other, before it is acknowledged, until ctx ends or Close.
+func Watch(ctx context.Context, target, node string, see func(*discoveryv3.DeltaDiscoveryResponse)) (*Client, error) {
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("delta client: %w", err)
@@ -41,7 +46,7 @@ func Watch(ctx context.Context, target string, see func(*discoveryv3.DeltaDiscov
 		_ = conn.Close()
 		return nil, fmt.Errorf("delta client: %w", err)
 	}
-	c := &Client{conn: conn, cancel: cancel, done: make(chan struct{}), stream: stream}
+	c := &Client{conn: conn, cancel: cancel, done: make(chan struct{}), node: &corev3.Node{Id: node}, stream: stream}
 	go c.receive(see)
 	return c, nil
 }
@@ -63,7 +68,7 @@ func (c *Client) receive(see func(*discoveryv3.DeltaDiscoveryResponse)) {
 func (c *Client) send(req *discoveryv3.DeltaDiscoveryRequest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	req.Node = &corev3.Node{Id: "watcher"}
+	req.Node = c.node
 	return c.stream.Send(req)
 }
 

@@ -15,7 +15,7 @@ type deltaClient struct{ client *delta.Client }
 // acknowledged, until the test ends.
 func watchDelta(t *testing.T, see func(*discoveryv3.DeltaDiscoveryResponse)) deltaClient {
 	t.Helper()
-	c, err := delta.Watch(t.Context(), "unix:///run/portolan/xds/xds.sock", see)
+	c, err := delta.Watch(t.Context(), "unix:///run/portolan/xds/xds.sock", delta.Watcher, see)
 	if err != nil {
 		t.Fatal(err)
 	}

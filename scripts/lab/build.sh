@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the lab's programs and its two images into bin/lab. Each foreign program is a module of its own
 # with pinned versions; what is built from it is kept in a cache that all checkouts share, under a name
-# that changes with the module's files, the compiler and its flags. SPIRE is not of the lab, but of tests.
-# usage: build.sh [hyperkube|containerd|coredns|spire]...
+# that changes with the module's files, the compiler and its flags. SPIRE is not of the lab, but of tests,
+# and Istio's pilot of a benchmark.
+# usage: build.sh [hyperkube|containerd|coredns|spire|pilot]...
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -11,7 +12,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/portolan-lab
 export CGO_ENABLED=0
 
 home() { # PROGRAM: its module
-  case $1 in spire) echo "$root/scripts/tools/spire" ;; *) echo "$here/$1" ;; esac
+  case $1 in spire | pilot) echo "$root/scripts/tools/$1" ;; *) echo "$here/$1" ;; esac
 }
 version() { # PROGRAM MODULE: the pinned version
   sed -n "s,^\(require \|\t\)$2 \(v[^ ]*\).*,\2,p" "$(home "$1")/go.mod"
@@ -32,7 +33,7 @@ ldflags() { # PROGRAM: the version that it shows, as its own releases do
   esac
 }
 target() { # PROGRAM: the packages to install
-  case $1 in containerd | spire) echo tool ;; *) echo . ;; esac
+  case $1 in containerd | spire | pilot) echo tool ;; *) echo . ;; esac
 }
 key() { # PROGRAM FLAG...: what the result depends on
   local program=$1

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
 	"time"
@@ -65,17 +66,42 @@ func wait(ctx context.Context, where string, arrived <-chan time.Time) (time.Tim
 	}
 }
 
-// subscribe asks a node's registrar for load assignments and tells what is in them.
-func (r *rig) subscribe(ctx context.Context, node int, names []string, to *arrivals) (*delta.Client, error) {
-	socket, err := r.lab.File(node, "/run/portolan/xds/xds.sock")
-	if err != nil {
-		return nil, err
-	}
-	client, err := delta.Watch(ctx, "unix://"+socket, func(resp *discoveryv3.DeltaDiscoveryResponse) { to.see(changesIn(resp)...) })
+// subscribe asks the server at target, as a node, for load assignments and tells what is
+// in them.
+func subscribe(ctx context.Context, target, node string, names []string, to *arrivals) (*delta.Client, error) {
+	client, err := delta.Watch(ctx, target, node, func(resp *discoveryv3.DeltaDiscoveryResponse) { to.see(changesIn(resp)...) })
 	if err != nil {
 		return nil, err
 	}
 	return client, client.Subscribe(delta.EndpointType, names...)
+}
+
+// follow tells the changes in every object of a path that a plain watch delivers, until
+// ctx ends.
+func (r *rig) follow(ctx context.Context, path string, changes func(object json.RawMessage) []change, to *arrivals) (stop func() error, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := r.client.CoreV1().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").Param("watch", "true").Stream(ctx)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("watch %s: %w", path, err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		decoder := json.NewDecoder(stream)
+		for {
+			var event struct{ Object json.RawMessage }
+			if decoder.Decode(&event) != nil {
+				return // who waits for more gives up
+			}
+			to.see(changes(event.Object)...)
+		}
+	}()
+	return func() error {
+		cancel()
+		<-done
+		return stream.Close()
+	}, nil
 }
 
 // changesIn are the states of all endpoints in a response.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -84,14 +83,24 @@ func (r registrar) apply(ctx context.Context, ep *v1alpha1.ServiceEndpoint) erro
 
 // fleet are synthetic endpoints of so many services in turn, all of one pod.
 type fleet struct {
+	registrar registrar
 	name      string
 	endpoints []*v1alpha1.ServiceEndpoint
 	services  int
 }
 
-func newFleet(name string, endpoints, services int, network byte, pod *corev1.Pod) *fleet {
+// newFleet makes them as the registrar of absentNode would write them, and their pod.
+func (r *rig) newFleet(ctx context.Context, name string, endpoints, services int, network byte) (*fleet, error) {
+	registrar, err := r.absentRegistrar()
+	if err != nil {
+		return nil, err
+	}
+	pod, err := r.owner(ctx, name)
+	if err != nil {
+		return nil, err
+	}
 	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}}
-	f := &fleet{name: name, services: services}
+	f := &fleet{registrar: registrar, name: name, services: services}
 	now := time.Now().UnixNano() // no container ID comes twice, and readers count on it
 	for i := range endpoints {
 		service := f.service(i)
@@ -108,7 +117,7 @@ func newFleet(name string, endpoints, services int, network byte, pod *corev1.Po
 			},
 		})
 	}
-	return f
+	return f, nil
 }
 
 // service of the i-th endpoint, and its cluster for the default port.
@@ -124,48 +133,17 @@ func (f *fleet) clusters(services int) []string {
 	return names
 }
 
-// next is the next change of the i-th endpoint: another weight.
-func (f *fleet) next(i int) (*v1alpha1.ServiceEndpoint, change) {
+func (f *fleet) size() (endpoints, services int) { return len(f.endpoints), f.services }
+
+// next implements source: another weight.
+func (f *fleet) next(i int) (func(context.Context) error, change) {
 	ep := f.endpoints[i]
 	ep.Spec.Generation++
 	ep.Spec.Weight = 1 + int32(ep.Spec.Generation%1000)
-	return ep, changeOf(ep)
+	return func(ctx context.Context) error { return f.registrar.apply(ctx, ep) }, changeOf(ep)
 }
 
 // changeOf is how the state of an endpoint is recognised.
 func changeOf(ep *v1alpha1.ServiceEndpoint) change {
 	return change{address: string(ep.Spec.IP), weight: uint32(ep.Spec.Weight)}
-}
-
-// watchEndpoints tells every state of an endpoint that a plain watch delivers, until
-// ctx ends.
-func (r *rig) watchEndpoints(ctx context.Context, see func(change)) (stop func() error, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	stream, err := r.client.CoreV1().RESTClient().Get().AbsPath(endpointsPath).SetHeader("Accept", "application/json").Param("watch", "true").Stream(ctx)
-	if err != nil {
-		cancel()
-		return nil, fmt.Errorf("watch ServiceEndpoints: %w", err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		decode(stream, see)
-	}()
-	return func() error {
-		cancel()
-		<-done
-		return stream.Close()
-	}, nil
-}
-
-// decode reads events until the stream ends; who waits for more gives up.
-func decode(stream io.Reader, see func(change)) {
-	decoder := json.NewDecoder(stream)
-	for {
-		var event struct{ Object v1alpha1.ServiceEndpoint }
-		if decoder.Decode(&event) != nil {
-			return
-		}
-		see(changeOf(&event.Object))
-	}
 }

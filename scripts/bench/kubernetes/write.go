@@ -2,13 +2,16 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/portolan-mesh/portolan/api/endpoint/v1alpha1"
 	"github.com/portolan-mesh/portolan/scripts/bench/internal/measure"
+	"github.com/portolan-mesh/portolan/scripts/delta"
 )
 
 const (
@@ -37,22 +40,25 @@ func (d delays) figure(what string) measure.Figure {
 	}
 }
 
-// course is a fleet whose changes are followed to both places.
+// source is where a mesh has its endpoints from.
+type source interface {
+	size() (endpoints, services int)
+	// next is the next change of the i-th endpoint, which is of service i modulo
+	// services: its write, and how it shows.
+	next(i int) (write func(context.Context) error, ch change)
+}
+
+// course is a source whose changes are followed to both places.
 type course struct {
-	*fleet
-	registrar       registrar
+	source
 	answered, heard *arrivals
 	stops           []func() error
 }
 
-// start writes the fleet and follows it; subscribed says for how many of its services
+// start writes endpoints and follows them; subscribed says for how many of their services
 // the reader's registrar is asked.
 func (r *rig) start(ctx context.Context, f *fleet, subscribed int) (*course, error) {
-	c := &course{fleet: f, answered: newArrivals(), heard: newArrivals()}
-	var err error
-	if c.registrar, err = r.absentRegistrar(); err != nil {
-		return nil, err
-	}
+	c := &course{source: f, answered: newArrivals(), heard: newArrivals()}
 	all := make([]int, len(f.endpoints))
 	for i := range all {
 		all[i] = i
@@ -60,13 +66,17 @@ func (r *rig) start(ctx context.Context, f *fleet, subscribed int) (*course, err
 	if err := c.writeAll(ctx, all[1:]); err != nil {
 		return nil, err
 	}
-	client, err := r.subscribe(ctx, readerNode, f.clusters(subscribed), c.answered)
+	socket, err := r.lab.File(readerNode, "/run/portolan/xds/xds.sock")
+	if err != nil {
+		return nil, err
+	}
+	client, err := subscribe(ctx, "unix://"+socket, delta.Watcher, f.clusters(subscribed), c.answered)
 	if err != nil {
 		return nil, err
 	}
 	c.stops = append(c.stops, client.Close)
 	// Not before: the API server ends a watch that falls behind so many at once.
-	stop, err := r.watchEndpoints(ctx, func(ch change) { c.heard.see(ch) })
+	stop, err := r.follow(ctx, endpointsPath, changesOfEndpoint, c.heard)
 	if err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
@@ -76,6 +86,14 @@ func (r *rig) start(ctx context.Context, f *fleet, subscribed int) (*course, err
 		return nil, errors.Join(err, c.stop())
 	}
 	return c, nil
+}
+
+func changesOfEndpoint(object json.RawMessage) []change {
+	var ep v1alpha1.ServiceEndpoint
+	if json.Unmarshal(object, &ep) != nil {
+		return nil // what is waited for does not come
+	}
+	return []change{changeOf(&ep)}
 }
 
 func (c *course) stop() error {
@@ -91,8 +109,8 @@ func (c *course) writeAll(ctx context.Context, endpoints []int) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(writers)
 	for _, i := range endpoints {
-		ep, _ := c.next(i)
-		group.Go(func() error { return c.registrar.apply(ctx, ep) })
+		write, _ := c.next(i)
+		group.Go(func() error { return write(ctx) })
 	}
 	return group.Wait()
 }
@@ -100,10 +118,10 @@ func (c *course) writeAll(ctx context.Context, endpoints []int) error {
 // follow writes the next change of an endpoint of a subscribed service and adds how
 // long it took to arrive.
 func (c *course) follow(ctx context.Context, i int, to *delays) error {
-	ep, ch := c.next(i)
+	write, ch := c.next(i)
 	answered, heard := c.answered.expect(ch), c.heard.expect(ch)
 	begin := time.Now()
-	if err := c.registrar.apply(ctx, ep); err != nil {
+	if err := write(ctx); err != nil {
 		return err
 	}
 	answer, err := wait(ctx, "the registrar's client", answered)
@@ -123,11 +141,11 @@ func writeToAnswer(ctx context.Context, r *rig) (_ []measure.Figure, err error) 
 	if err := r.mesh(ctx); err != nil {
 		return nil, err
 	}
-	pod, err := r.owner(ctx, "few")
+	f, err := r.newFleet(ctx, "few", writeEndpoints, writeServices, 77)
 	if err != nil {
 		return nil, err
 	}
-	c, err := r.start(ctx, newFleet("few", writeEndpoints, writeServices, 77, pod), writeServices)
+	c, err := r.start(ctx, f, writeServices)
 	if err != nil {
 		return nil, err
 	}
