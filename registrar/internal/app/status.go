@@ -33,7 +33,9 @@ type statusDoc struct {
 	DNS         dnsStatus          `json:"dns"`
 	Unknown     int                `json:"unknownNames"`
 	Attachments []attachmentStatus `json:"attachments"`
-	Services    []serviceStatus    `json:"services"`
+	// Outside are pods that are not in the mesh, and with which something is wrong.
+	Outside  []outsideStatus `json:"outside"`
+	Services []serviceStatus `json:"services"`
 }
 
 type registryStatus struct {
@@ -77,6 +79,19 @@ type attachmentStatus struct {
 	State      string       `json:"state"`
 	Ports      []portState  `json:"ports"`
 	Misbound   []string     `json:"misbound,omitempty"`
+	// Problems are what is wrong with the pod, as its events say.
+	Problems []problem `json:"problems,omitempty"`
+}
+
+type outsideStatus struct {
+	Namespace string    `json:"namespace"`
+	Pod       string    `json:"pod"`
+	Problems  []problem `json:"problems"`
+}
+
+type problem struct {
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
 }
 
 type portState struct {
@@ -179,7 +194,7 @@ func (d *daemon) status() statusDoc {
 	doc := statusDoc{
 		Version: Version, Node: d.cfg.Mesh.Node, Started: d.started, Missing: d.missing(),
 		Registry: registryStatus{Backend: d.cfg.Registry, SetAside: d.recovery.SetAside},
-		Envoy:    []envoyStatus{}, NACKs: []nackStatus{}, Attachments: []attachmentStatus{}, Services: []serviceStatus{},
+		Envoy:    []envoyStatus{}, NACKs: []nackStatus{}, Attachments: []attachmentStatus{}, Outside: []outsideStatus{}, Services: []serviceStatus{},
 		Unknown: d.publisher.Asked(),
 	}
 	doc.Ready = doc.Missing == ""
@@ -189,9 +204,7 @@ func (d *daemon) status() statusDoc {
 	addEnvoy(&doc, d.cache.Status())
 	st := d.names.client.Status()
 	doc.DNS = dnsStatus{Connected: st.Connected, Problem: st.Err, Names: st.Names, Pods: st.Pods}
-	for _, a := range d.pods.Status() {
-		doc.Attachments = append(doc.Attachments, attachmentOf(a))
-	}
+	addPods(&doc, d.pods)
 	for _, v := range d.publisher.Services() {
 		doc.Services = append(doc.Services, serviceOf(v))
 	}
@@ -211,13 +224,36 @@ func addEnvoy(doc *statusDoc, st cache.Status) {
 	}
 }
 
+// localPods are the pods of this node.
+type localPods interface {
+	Status() []attach.Status
+	Outsiders() []attach.Outsider
+}
+
+func addPods(doc *statusDoc, pods localPods) {
+	for _, a := range pods.Status() {
+		doc.Attachments = append(doc.Attachments, attachmentOf(a))
+	}
+	for _, o := range pods.Outsiders() {
+		doc.Outside = append(doc.Outside, outsideStatus{Namespace: o.Namespace, Pod: o.Name, Problems: problemsOf(o.Problems)})
+	}
+}
+
 func attachmentOf(a attach.Status) attachmentStatus {
 	out := attachmentStatus{
 		Attachment: a.Pod.Key.String(), Namespace: a.Pod.Namespace, Pod: a.Pod.Name, Service: a.Pod.Service.String(),
-		SPIFFE: a.Pod.Identity.SPIFFE(), Addresses: a.Pod.Addresses, State: a.Phase(), Misbound: a.Misbound, Ports: []portState{},
+		SPIFFE: a.Pod.Identity.SPIFFE(), Addresses: a.Pod.Addresses, State: a.Phase(), Misbound: a.Misbound, Problems: problemsOf(a.Problems), Ports: []portState{},
 	}
 	for _, p := range a.Pod.Ports {
 		out.Ports = append(out.Ports, portState{Port: p.Number, Protocol: p.Protocol.String(), Listening: a.Listens(p.Number)})
+	}
+	return out
+}
+
+func problemsOf(list []attach.Problem) []problem {
+	out := make([]problem, 0, len(list))
+	for _, p := range list {
+		out = append(out, problem{Reason: p.Reason, Message: p.Message})
 	}
 	return out
 }
@@ -291,11 +327,12 @@ func (doc statusDoc) printServices(t io.Writer) {
 	}
 }
 
-func (doc statusDoc) printPods(t io.Writer) {
-	fmt.Fprintf(t, "\nPOD\tSERVICE\tADDRESS\tSTATE\tLISTENING\n")
-	if len(doc.Attachments) == 0 {
-		fmt.Fprintln(t, "(no pod of this node is in the mesh)")
-	}
+// printPods prints a line for each pod, and under it what is wrong with it.
+func (doc statusDoc) printPods(w io.Writer) {
+	var rows strings.Builder
+	t := tabwriter.NewWriter(&rows, 0, 4, 2, ' ', 0)
+	problems := [][]problem{nil} // by line
+	fmt.Fprintf(t, "POD\tSERVICE\tADDRESS\tSTATE\tLISTENING\n")
 	for _, a := range doc.Attachments {
 		ports := make([]string, 0, len(a.Ports))
 		for _, p := range a.Ports {
@@ -305,6 +342,22 @@ func (doc statusDoc) printPods(t io.Writer) {
 		}
 		listening := strings.Join(append([]string{strings.Join(ports, ",")}, a.Misbound...), "; ")
 		fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\n", a.Namespace, a.Pod, a.Service, a.Addresses[0], a.State, listening)
+		problems = append(problems, a.Problems)
+	}
+	for _, o := range doc.Outside {
+		fmt.Fprintf(t, "%s/%s\t-\t-\toutside\t\n", o.Namespace, o.Pod)
+		problems = append(problems, o.Problems)
+	}
+	_ = t.Flush() // a strings.Builder takes everything
+	fmt.Fprintln(w)
+	for i, line := range slices.Collect(strings.Lines(rows.String())) {
+		fmt.Fprint(w, line)
+		for _, p := range problems[i] {
+			indented(w, "  ", p.Reason+": "+p.Message)
+		}
+	}
+	if len(doc.Attachments) == 0 {
+		fmt.Fprintln(w, "(no pod of this node is in the mesh)")
 	}
 }
 
@@ -313,15 +366,18 @@ const lineWidth = 100
 
 // paragraph writes a text on lines of at most lineWidth characters, the later ones
 // indented; a word that is longer has a line of its own.
-func paragraph(w io.Writer, text string) {
+func paragraph(w io.Writer, text string) { indented(w, "", text) }
+
+// indented is paragraph with every line further in.
+func indented(w io.Writer, indent, text string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {
 		switch {
 		case line == "":
-			line = word
+			line = indent + word
 		case len([]rune(line))+1+len([]rune(word)) > lineWidth:
 			fmt.Fprintln(w, line)
-			line = "  " + word
+			line = indent + "  " + word
 		default:
 			line += " " + word
 		}

@@ -47,7 +47,7 @@ func (m *Manager) warnUnknown(d Decision, req *cniv1.AddRequest) {
 		m.log.Warn("unknown annotation ignored", "key", k, "attachment", model.KeyOf(req.GetAttachment()).String(), "pod", req.GetCniArgs()[argName])
 	}
 	if len(d.Unknown) > 0 && d.Workload != nil {
-		m.complain(*d.Workload, reasonUnknown, unknownKeys(d.Unknown))
+		m.judge(*d.Workload, sideWish, Problem{reasonUnknown, unknownKeys(d.Unknown)})
 	}
 }
 
@@ -276,6 +276,7 @@ func (m *Manager) finish(ctx context.Context, pod model.Pod, captured []netip.Ad
 		return evicted(pod)
 	}
 	m.publish(ctx, pod.Key)
+	m.review(pod.Key) // what was wrong outside the mesh is so no more
 	// From now on every change reaches the pod; one since the decision did not.
 	if !slices.Equal(captured, m.cfg.Mesh.TCPPorts()) {
 		m.syncTCPPorts(pod)

@@ -74,7 +74,7 @@ func (m *Manager) adoptAs(ctx context.Context, c candidate) bool {
 	switch {
 	case err == nil:
 	case KindOf(err) == BadInput && d.Workload != nil:
-		m.complain(*d.Workload, reasonInvalid, "the pod is not in the mesh: "+err.Error())
+		m.judge(*d.Workload, sideAdoption, Problem{reasonInvalid, "the pod is not in the mesh: " + err.Error()})
 		return true
 	case KindOf(err) != BadInput && m.cfg.Capture.Gone(c.pod()):
 		return true

@@ -191,8 +191,9 @@ type Manager struct {
 	departed map[model.AttachmentKey]time.Time
 	// locality is the node's.
 	locality model.Locality
-	// complaints are the last ones, by the pod's UID, so that each is made once.
-	complaints map[string]string
+	// complaints are what is wrong with pods now, by the UID of their object, so that each
+	// is told once.
+	complaints map[string]*complaints
 	// missed pods, by the UID of their object, run outside the mesh and should be in it.
 	missed map[string]bool
 }
@@ -235,7 +236,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg: cfg, store: st, log: cfg.Log, locality: cfg.Locality,
-		pods: map[model.AttachmentKey]*attachment{}, departed: map[model.AttachmentKey]time.Time{}, complaints: map[string]string{},
+		pods: map[model.AttachmentKey]*attachment{}, departed: map[model.AttachmentKey]time.Time{}, complaints: map[string]*complaints{},
 		late: make(chan struct{}, 1),
 	}
 	if err := m.count.register(cfg.Metrics, m); err != nil {
@@ -305,6 +306,8 @@ type Status struct {
 	Leaving   bool
 	Listening []uint16
 	Misbound  []string
+	// Problems are what is wrong with the pod, as its events say.
+	Problems []Problem
 }
 
 // Phase says in one word how far the attachment is.
@@ -327,10 +330,14 @@ func (m *Manager) Status() []Status {
 	defer m.mu.Unlock()
 	out := make([]Status, 0, len(m.pods))
 	for _, a := range m.pods {
-		out = append(out, Status{
+		st := Status{
 			Pod: a.pod, Proven: a.proven, Leaving: a.leaving,
 			Listening: slices.Clone(a.state.Listening), Misbound: slices.Clone(a.state.Misbound),
-		})
+		}
+		if c, ok := m.complaints[a.pod.UID]; ok {
+			st.Problems = c.all()
+		}
+		out = append(out, st)
 	}
 	slices.SortFunc(out, func(a, b Status) int { return a.Pod.Key.Compare(b.Pod.Key) })
 	return out

@@ -37,6 +37,7 @@ func (m *Manager) sweepWorkloads(ctx context.Context) {
 		switch {
 		case i >= 0:
 			attached[workloads[i].ObjectUID] = true
+			m.review(p.Key)
 		case p.UID != "" && !m.awaitsMirror(p):
 			m.Observe(ctx, finished(p))
 		}
@@ -84,28 +85,45 @@ func (m *Manager) seeMissed(w model.Workload) {
 // tells.
 func (m *Manager) wantsMesh(w model.Workload) bool {
 	if w.Ending != model.Living || slices.Contains(m.cfg.Bypass, w.Namespace) {
+		m.clear(w)
 		return false
 	}
+	meshed, wrong := outside(w)
+	if w.Running || len(wrong) > 0 {
+		m.judge(w, sideWish, wrong...)
+	}
+	if !meshed {
+		m.judge(w, sideAdoption)
+	}
+	return meshed
+}
+
+// outside looks at a pod that is not attached: whether it is to be, and what is wrong with
+// what it asks for.
+func outside(w model.Workload) (meshed bool, wrong []Problem) {
 	cfg, err := annotation.Parse(w.Annotations)
 	meshed, why := joins(cfg, &w)
 	switch {
 	case meshed && err != nil:
 		if w.Running {
-			m.complain(w, reasonInvalid, "the pod is not in the mesh: "+err.Error())
+			wrong = append(wrong, Problem{reasonInvalid, "the pod is not in the mesh: " + err.Error()})
 		}
-		return false
-	case !meshed && cfg.Meshed: // a pod of the node's network (CNI-74)
-		m.complain(w, reasonUnmeshed, why)
-	case !meshed && w.Running && w.WordProblem != "" && why == w.WordProblem: // a label, which no ADD refuses
-		m.complain(w, reasonInvalid, "the pod is not in the mesh: "+why)
-	case !meshed && w.Running && len(cfg.Unknown) > 0: // its ADD may never have come here
-		m.complain(w, reasonUnknown, unknownKeys(cfg.Unknown)+"; the pod is not in the mesh: "+why)
-	case !meshed && w.Running && len(w.Annotations) > 0 && cfg.Managed == annotation.Unset && w.Word == annotation.Unset:
+		return false, wrong
+	case meshed && len(cfg.Unknown) > 0: // as its ADD says
+		wrong = append(wrong, Problem{reasonUnknown, unknownKeys(cfg.Unknown)})
+	case meshed:
+	case cfg.Meshed: // a pod of the node's network (CNI-74)
+		wrong = append(wrong, Problem{reasonUnmeshed, why})
+	case w.Running && w.WordProblem != "" && why == w.WordProblem: // a label, which no ADD refuses
+		wrong = append(wrong, Problem{reasonInvalid, "the pod is not in the mesh: " + why})
+	case w.Running && len(cfg.Unknown) > 0: // its ADD may never have come here
+		wrong = append(wrong, Problem{reasonUnknown, unknownKeys(cfg.Unknown) + "; the pod is not in the mesh: " + why})
+	case w.Running && len(w.Annotations) > 0 && cfg.Managed == annotation.Unset && w.Word == annotation.Unset:
 		// They say what a pod of the mesh should be like, and none that it should be one.
-		m.complain(w, reasonUnmeshed, fmt.Sprintf("the pod is not in the mesh, for which it has the annotation %s: %s; add %s",
-			strings.Join(slices.Sorted(maps.Keys(w.Annotations)), " and "), why, annotation.KeyPorts))
+		wrong = append(wrong, Problem{reasonUnmeshed, fmt.Sprintf("the pod is not in the mesh, for which it has the annotation %s: %s; add %s",
+			strings.Join(slices.Sorted(maps.Keys(w.Annotations)), " and "), why, annotation.KeyPorts)})
 	}
-	return meshed
+	return meshed, wrong
 }
 
 // unknownKeys says that nothing reads these annotations.
@@ -117,30 +135,41 @@ func unknownKeys(keys []string) string {
 // a running sandbox is still to get its ADD.
 func (m *Manager) adoptMissed(ctx context.Context, missed []model.Workload) {
 	if len(missed) == 0 || m.cfg.Sandboxes == nil {
+		m.noteMissed(missed, "the registrar asks no container runtime for it (--cri-socket is empty); make the pod anew")
 		m.setMissed(nil)
 		return
 	}
 	if why := m.Missing(); why != "" {
 		// Each would wait for the same thing in vain, and it is no fault of theirs.
 		m.log.Warn("pods that should be meshed are not, and cannot be taken in yet", "pods", len(missed), "missing", why)
+		m.noteMissed(missed, why)
 		m.setMissed(missed)
 		return
 	}
 	sandboxes, err := m.listSandboxes(ctx)
 	if err != nil {
 		m.log.Warn("pods that should be meshed are not, and the runtime does not say where they run", "pods", len(missed), "error", err)
+		m.noteMissed(missed, "the container runtime does not say where it runs: "+err.Error())
 		m.setMissed(missed)
 		return
 	}
 	var left []model.Workload
 	for _, w := range missed {
 		i := slices.IndexFunc(sandboxes, func(req *cniv1.AddRequest) bool { return req.GetCniArgs()[argUID] == w.UID })
-		if i >= 0 && !m.adopt(ctx, sandboxes[i]) {
+		switch {
+		case i < 0:
+			m.note(w, sideAdoption)
+		case !m.adopt(ctx, sandboxes[i]):
 			left = append(left, w)
-			m.complain(w, reasonUnmeshed, "the pod runs outside the mesh and could not be taken in yet; the registrar's log says why")
+			m.judge(w, sideAdoption, cannotAdopt())
 		}
 	}
 	m.setMissed(left)
+}
+
+// cannotAdopt is what is wrong with a pod that was tried in vain.
+func cannotAdopt() Problem {
+	return Problem{reasonUnmeshed, "the pod runs outside the mesh and could not be taken in yet; the registrar's log says why"}
 }
 
 // listTimeout bounds a look at the runtime: what else a sweep does must not wait for one

@@ -17,24 +17,41 @@ const provePorts = 5 * time.Second
 // reconsider gives a running pod the ports that its annotations say now, and only
 // those: what else they say counts at its next start. A mistake keeps the old ones
 // and is reported once (contract 1).
-func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey, w model.Workload) {
-	cfg, err := annotation.Parse(w.Annotations)
-	if err != nil {
-		m.complain(w, reasonInvalid, "the pod keeps the ports it has: "+err.Error())
-		return
+func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey) {
+	if m.review(key) {
+		go m.changePorts(ctx, key)
 	}
+}
+
+// review says what is wrong with what an attached pod asks for now. It reports whether it
+// asks for other ports than it has.
+func (m *Manager) review(key model.AttachmentKey) (change bool) {
 	m.mu.Lock()
 	a, ok := m.pods[key]
-	differs := ok && !a.leaving && a.differs(cfg)
+	if !ok || a.leaving || a.workload == nil || a.ending() != model.Living {
+		m.mu.Unlock()
+		return false
+	}
+	w, proven := *a.workload, a.proven
+	cfg, err := annotation.Parse(w.Annotations)
+	change = err == nil && a.differs(cfg)
 	m.mu.Unlock()
-	if !differs {
-		return
+	var wrong []Problem
+	if err != nil {
+		wrong = append(wrong, Problem{reasonInvalid, "the pod keeps the ports it has: " + err.Error()})
 	}
-	if meshed, why := joins(cfg, &w); !meshed {
-		m.complain(w, reasonInvalid, "the pod keeps the ports it has, as a running pod does not leave the mesh: "+why+"; make it anew")
-		return
+	if meshed, why := joins(cfg, &w); change && !meshed {
+		change = false
+		wrong = append(wrong, Problem{reasonInvalid, "the pod keeps the ports it has, as a running pod does not leave the mesh: " + why + "; make it anew"})
 	}
-	go m.changePorts(ctx, key)
+	if len(cfg.Unknown) > 0 {
+		wrong = append(wrong, Problem{reasonUnknown, unknownKeys(cfg.Unknown)})
+	}
+	m.judge(w, sideWish, wrong...)
+	if proven {
+		m.judge(w, sideAdoption)
+	}
+	return change
 }
 
 // differs reports whether the pod's ports are others than its annotations say. The caller

@@ -39,6 +39,7 @@ type world struct {
 	silentListen bool // the listen table never shows the mesh ports
 	unread       bool // the listen table is never read
 	removeErr    error
+	ensureErr    error            // captures are not programmed
 	onPublish    func()           // called once, before a record is taken
 	onReady      func()           // called when an ADD has been decided
 	onTell       func()           // called once, when the mesh is told of a pod
@@ -220,7 +221,7 @@ func (f fakeCapture) SetTCPPorts(p model.Pod, ports []netip.AddrPort) error {
 
 func (f fakeCapture) Ensure(p model.Pod, _ []netip.AddrPort) (bool, error) {
 	f.w.note("ensure capture %s", p.Key)
-	return false, nil
+	return false, f.w.ensureErr
 }
 
 func (f fakeCapture) Gone(p model.Pod) bool {

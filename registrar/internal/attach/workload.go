@@ -122,6 +122,9 @@ func (a *attachment) hear(w model.Workload) bool {
 // not wait for Envoy.
 func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 	keys := m.attachmentsOf(w)
+	if w.Ending == model.Finished {
+		m.clear(w)
+	}
 	if len(keys) == 0 {
 		m.seeMissed(w)
 	}
@@ -148,7 +151,7 @@ func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 			m.publish(ctx, key)
 		}
 		if w.Ending == model.Living {
-			m.reconsider(ctx, key, w)
+			m.reconsider(ctx, key)
 		}
 	}
 }
