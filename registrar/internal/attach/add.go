@@ -299,6 +299,7 @@ func (m *Manager) drop(key model.AttachmentKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.pods, key)
+	m.wakeSilence()
 }
 
 // evictAddresses withdraws every older attachment that holds an address of pod:

@@ -25,6 +25,8 @@ const (
 	sideWish side = iota
 	// sideAdoption is that a pod which runs outside the mesh, and should not, is taken in.
 	sideAdoption
+	// sideListeners is who listens on the ports.
+	sideListeners
 	sides
 )
 

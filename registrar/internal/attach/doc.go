@@ -8,7 +8,7 @@
 // enters a netns itself.
 //
 // It says what is wrong with a pod to the pod's owner, by the Reporter, and to the status:
-// with what it asks for, and with taking it in.
+// with what it asks for, with taking it in, and with ports on which nobody listens.
 //
 // Everything is keyed by (container ID, interface), never by a pod's name, so a
 // late DEL of an old sandbox cannot touch a newer one (CNI-D2, CNI-22).

@@ -178,8 +178,9 @@ type Manager struct {
 	log   *slog.Logger
 	keys  keyLocks
 	count metrics
-	// late wakes Run for pods that ask for the mesh while they run.
-	late chan struct{}
+	// late wakes Run for pods that ask for the mesh while they run, changed wakes its look
+	// at who listens.
+	late, changed chan struct{}
 	// newest is the highest generation that was given to a record or its end.
 	newest atomic.Uint64
 
@@ -237,7 +238,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, store: st, log: cfg.Log, locality: cfg.Locality,
 		pods: map[model.AttachmentKey]*attachment{}, departed: map[model.AttachmentKey]time.Time{}, complaints: map[string]*complaints{},
-		late: make(chan struct{}, 1),
+		late: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 	}
 	if err := m.count.register(cfg.Metrics, m); err != nil {
 		return nil, err

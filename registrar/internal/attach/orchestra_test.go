@@ -21,6 +21,7 @@ type orchestra struct {
 	lists     int  // of the sandboxes
 	hangs     bool // the runtime does not answer
 	reports   []string
+	heard     int // so many reports were returned by told
 }
 
 func (o *orchestra) Lookup(ctx context.Context, namespace, name, uid string) (model.Workload, error) {

@@ -43,6 +43,7 @@ func (m *Manager) observe(ctx context.Context, key model.AttachmentKey, s PortSt
 // publish writes the pod's record as it is now, whatever becomes of the request
 // that led to it. A pure client has none.
 func (m *Manager) publish(ctx context.Context, key model.AttachmentKey) {
+	m.wakeSilence() // every change of what is told of a pod comes by here
 	m.mu.Lock()
 	a, ok := m.pods[key]
 	if !ok || a.leaving || len(a.pod.Ports) == 0 || a.silent(m.cfg.Workloads != nil) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
@@ -43,6 +44,10 @@ func (m *Manager) Run(ctx context.Context) error {
 	first := time.NewTicker(firstLook)
 	defer first.Stop()
 	var late <-chan time.Time // nil while nobody waits
+	// Beside the rest: a sweep can wait for Envoy.
+	var wg sync.WaitGroup
+	wg.Go(func() { m.watchSilence(ctx) })
+	defer wg.Wait()
 	for {
 		select {
 		case <-ctx.Done():

@@ -22,6 +22,7 @@ const (
 	reasonInvalid  = "InvalidAnnotation"
 	reasonUnknown  = "UnknownAnnotation"
 	reasonUnmeshed = "NotMeshed"
+	reasonSilent   = "NotListening"
 )
 
 // lookup finds a pod in what the orchestrator has told.
