@@ -76,3 +76,29 @@ func TestStatusOfProblems(t *testing.T) {
 		t.Errorf("outside (-want +got):\n%s", d)
 	}
 }
+
+// What is wrong with a service is under its line as well, and moves no column.
+func TestStatusTextOfConflicts(t *testing.T) {
+	vips := []netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("fd00::1")}
+	doc := statusDoc{Services: []serviceStatus{
+		{Service: "shop/a", Name: "a", VIPs: vips, Conflicts: []string{strings.Repeat("port 8080 is http of one pod and tcp of another; ", 5)}},
+		{Service: "shop/b", Name: "b", VIPs: vips},
+	}}
+	_, out, _ := run("status", "--admin-socket", serveStatus(t, doc))
+	_, services, _ := strings.Cut(out, "\nSERVICE ")
+	services, _, _ = strings.Cut("SERVICE "+services, "\nPOD ")
+	lines := strings.Split(services, "\n")
+	name := strings.Index(lines[0], "NAME")
+	var names []string
+	for _, line := range lines {
+		if len(line) > lineWidth {
+			t.Errorf("%d characters in a line: %s", len(line), line)
+		}
+		if line != "" && !strings.HasPrefix(line, "  ") {
+			names = append(names, strings.Fields(line[name:])[0])
+		}
+	}
+	if got := strings.Join(names, " "); got != "NAME a b" || len(lines) < 5 {
+		t.Errorf("names in their column are %q:\n%s", got, services)
+	}
+}

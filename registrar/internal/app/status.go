@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -274,7 +275,7 @@ func serviceOf(v publisher.Service) serviceStatus {
 
 // print writes the document for people.
 func (doc statusDoc) print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	t := bufio.NewWriter(w)
 	ready := "ready"
 	if !doc.Ready {
 		ready = "not ready: " + doc.Missing
@@ -310,29 +311,26 @@ func (doc statusDoc) print(w io.Writer) error {
 	return t.Flush()
 }
 
-func (doc statusDoc) printServices(t io.Writer) {
-	fmt.Fprintf(t, "\nSERVICE\tNAME\tDEFAULT\tPORTS (healthy/advertised)\tVIP\n")
-	if len(doc.Services) == 0 {
-		fmt.Fprintln(t, "(no service yet)")
-	}
+func (doc statusDoc) printServices(w io.Writer) {
+	t := newTable()
+	t.line(nil, "SERVICE", "NAME", "DEFAULT", "PORTS (healthy/advertised)", "VIP")
 	for _, s := range doc.Services {
 		ports := make([]string, 0, len(s.Ports))
 		for _, p := range s.Ports {
 			ports = append(ports, fmt.Sprintf("%d=%s %d/%d", p.Port, p.Protocol, p.Healthy, p.Advertised))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s, %s\n", s.Service, s.Name, s.Default, strings.Join(ports, ", "), s.VIPs[0], s.VIPs[1])
-		for _, c := range s.Conflicts {
-			fmt.Fprintf(t, "\t%s\n", c)
-		}
+		t.line(s.Conflicts, s.Service, s.Name, fmt.Sprint(s.Default), strings.Join(ports, ", "), fmt.Sprintf("%s, %s", s.VIPs[0], s.VIPs[1]))
+	}
+	t.print(w)
+	if len(doc.Services) == 0 {
+		fmt.Fprintln(w, "(no service yet)")
 	}
 }
 
 // printPods prints a line for each pod, and under it what is wrong with it.
 func (doc statusDoc) printPods(w io.Writer) {
-	var rows strings.Builder
-	t := tabwriter.NewWriter(&rows, 0, 4, 2, ' ', 0)
-	problems := [][]problem{nil} // by line
-	fmt.Fprintf(t, "POD\tSERVICE\tADDRESS\tSTATE\tLISTENING\n")
+	t := newTable()
+	t.line(nil, "POD", "SERVICE", "ADDRESS", "STATE", "LISTENING")
 	for _, a := range doc.Attachments {
 		ports := make([]string, 0, len(a.Ports))
 		for _, p := range a.Ports {
@@ -341,23 +339,53 @@ func (doc statusDoc) printPods(w io.Writer) {
 			}
 		}
 		listening := strings.Join(append([]string{strings.Join(ports, ",")}, a.Misbound...), "; ")
-		fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%s\n", a.Namespace, a.Pod, a.Service, a.Addresses[0], a.State, listening)
-		problems = append(problems, a.Problems)
+		t.line(notes(a.Problems), a.Namespace+"/"+a.Pod, a.Service, a.Addresses[0].String(), a.State, listening)
 	}
 	for _, o := range doc.Outside {
-		fmt.Fprintf(t, "%s/%s\t-\t-\toutside\t\n", o.Namespace, o.Pod)
-		problems = append(problems, o.Problems)
+		t.line(notes(o.Problems), o.Namespace+"/"+o.Pod, "-", "-", "outside", "")
 	}
-	_ = t.Flush() // a strings.Builder takes everything
-	fmt.Fprintln(w)
-	for i, line := range slices.Collect(strings.Lines(rows.String())) {
-		fmt.Fprint(w, line)
-		for _, p := range problems[i] {
-			indented(w, "  ", p.Reason+": "+p.Message)
-		}
-	}
+	t.print(w)
 	if len(doc.Attachments) == 0 {
 		fmt.Fprintln(w, "(no pod of this node is in the mesh)")
+	}
+}
+
+func notes(problems []problem) []string {
+	var all []string
+	for _, p := range problems {
+		all = append(all, p.Reason+": "+p.Message)
+	}
+	return all
+}
+
+// table is lines of columns, each with notes under it, which are as wide as they like.
+type table struct {
+	rows    strings.Builder
+	columns *tabwriter.Writer
+	// notes are by line.
+	notes [][]string
+}
+
+func newTable() *table {
+	t := &table{}
+	t.columns = tabwriter.NewWriter(&t.rows, 0, 4, 2, ' ', 0)
+	return t
+}
+
+func (t *table) line(notes []string, columns ...string) {
+	fmt.Fprintln(t.columns, strings.Join(columns, "\t"))
+	t.notes = append(t.notes, notes)
+}
+
+// print writes the table after an empty line.
+func (t *table) print(w io.Writer) {
+	_ = t.columns.Flush() // a strings.Builder takes everything
+	fmt.Fprintln(w)
+	for i, line := range slices.Collect(strings.Lines(t.rows.String())) {
+		fmt.Fprint(w, line)
+		for _, note := range t.notes[i] {
+			indented(w, "  ", note)
+		}
 	}
 }
 
