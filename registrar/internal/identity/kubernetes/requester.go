@@ -153,21 +153,24 @@ func chainOf(csr *certificatesv1.CertificateSigningRequest) ([][]byte, error) {
 	return chain, nil
 }
 
-// Bundle implements identity.Signer: the roots in the ConfigMap. With the API server
-// away it is what was there last.
+// Bundle implements identity.Signer: the roots in the ConfigMap. While there are none, as
+// with the API server away or the ConfigMap edited by hand, it is what was there last.
 func (r *Requester) Bundle(ctx context.Context) (identity.Bundle, error) {
 	asking, cancel := context.WithTimeout(ctx, rootsTimeout)
 	defer cancel()
 	m, err := r.cfg.Client.CoreV1().ConfigMaps(r.cfg.Namespace).Get(asking, bundleConfigMap, metav1.GetOptions{})
 	if err == nil {
-		return r.take(m)
+		var b identity.Bundle
+		if b, err = r.take(m); err == nil || errors.Is(err, identity.ErrTrustDomain) {
+			return b, err
+		}
 	}
 	err = fmt.Errorf("ConfigMap %s/%s, which `registrar signer` writes: %w", r.cfg.Namespace, bundleConfigMap, err)
 	saved, loadErr := r.cfg.Saved.Load(r.cfg.TrustDomain)
 	if loadErr != nil {
 		return identity.Bundle{}, errors.Join(err, loadErr)
 	}
-	r.cfg.Log.Warn("roots cannot be fetched; those that were seen last are used", "error", err)
+	r.cfg.Log.Warn("there are no roots to fetch; those that were seen last are used", "error", err)
 	return saved, nil
 }
 
@@ -175,11 +178,11 @@ func (r *Requester) take(m *corev1.ConfigMap) (identity.Bundle, error) {
 	b, err := identity.ParseBundle(r.cfg.TrustDomain, []byte(m.Data[bundleKey]))
 	if errors.Is(err, identity.ErrTrustDomain) {
 		// The signer does not replace such a root on its own: there is no way back.
-		err = fmt.Errorf("%w; set the trust domain back, or delete Secret %s/%s: `registrar signer` then makes a root of the new one and every certificate is reissued",
-			err, r.cfg.Namespace, rootsSecret)
+		return identity.Bundle{}, fmt.Errorf("ConfigMap %s/%s: %w; set the trust domain back, or delete Secret %s/%s: `registrar signer` then makes a root of the new one and every certificate is reissued",
+			m.Namespace, m.Name, err, r.cfg.Namespace, rootsSecret)
 	}
 	if err != nil {
-		return identity.Bundle{}, fmt.Errorf("ConfigMap %s/%s: %w", m.Namespace, m.Name, err)
+		return identity.Bundle{}, err
 	}
 	if err := r.cfg.Saved.Save(b); err != nil {
 		r.cfg.Log.Error("roots are not saved: with the API server away a restart would have none", "error", err)

@@ -332,6 +332,40 @@ func TestAway(t *testing.T) {
 	}
 }
 
+// A hand that spoils the ConfigMap of the roots takes them from no node that has seen
+// them, whether it starts anew or not; the next signer puts them right.
+func TestRootsEdited(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	stop := r.signer("a")
+	node1, fresh := r.requester(account, "node1"), r.requester(account, "node2")
+	before := r.roots(ctx, node1)
+	stop()
+	maps := r.admin.CoreV1().ConfigMaps(namespace)
+	for name, data := range map[string]map[string]string{
+		"emptied": {}, "no PEM": {"roots.pem": "none"}, "another key": {"ca.pem": "x"},
+		"damaged": {"roots.pem": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"},
+	} {
+		m, err := maps.Get(ctx, "portolan-roots", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Data = data
+		r.must(maps.Update(ctx, m, metav1.UpdateOptions{}))
+		if b, err := node1.Bundle(ctx); err != nil || !b.Equal(before) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := fresh.Bundle(ctx); err == nil || !strings.Contains(err.Error(), "ConfigMap "+namespace+"/portolan-roots, which `registrar signer` writes: ") {
+			t.Errorf("%s, on a node that has seen none: %v", name, err)
+		}
+	}
+	r.signer("b")
+	if b := r.roots(ctx, fresh); !b.Equal(before) {
+		t.Error("the next signer spreads other roots")
+	}
+}
+
 // A mesh whose trust domain is changed in place says what holds the former root and what
 // to do, in the signer and on every node; once that is done there are roots again.
 func TestTrustDomainChanges(t *testing.T) {
