@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,11 +30,13 @@ type CA struct {
 	// lifetime of the SVIDs.
 	lifetime time.Duration
 
-	// mu guards roots and retryAt.
+	// mu guards the rest.
 	mu    sync.Mutex
 	roots []root // oldest first, never empty
 	// retryAt is when the next upkeep may be tried after one failed.
 	retryAt time.Time
+	// others: it was said that the store has other roots.
+	others bool
 }
 
 // OpenCA opens the CA whose roots are in a file of dir, or makes one; see NewCA.
@@ -136,6 +139,58 @@ func (ca *CA) upkeep(now time.Time) error {
 	return nil
 }
 
+// keep puts the roots back into the store when somebody took them away or spoilt them:
+// the next start would make a new root, and until every certificate is reissued nobody
+// trusts anybody. Other sound roots stay for that start: somebody means them.
+func (ca *CA) keep() {
+	ca.mu.Lock()
+	defer ca.mu.Unlock()
+	what, err := ca.putBack()
+	switch {
+	case err != nil:
+		ca.log.Error("cannot see to the stored roots; those at hand go on signing", "where", ca.store.Where(), "error", err)
+	case what != "":
+		ca.log.Error("somebody took the stored roots away or damaged them, they are put back; who wants a new root ends the signer before", "where", ca.store.Where(), "found", what)
+	}
+}
+
+// putBack is keep, and says what was found instead of the roots; "" when they are there.
+// The caller holds mu.
+func (ca *CA) putBack() (what string, err error) {
+	data, err := ca.store.Load()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		what = "nothing"
+	case err != nil:
+		return "", err
+	default:
+		stored, err := decodeRoots(data)
+		if err == nil {
+			ca.compare(stored)
+			return "", nil
+		}
+		aside, err := ca.store.SetAside()
+		if err != nil {
+			return "", err
+		}
+		what = "damaged, copied to " + aside
+	}
+	if data, err = encodeRoots(ca.roots); err != nil {
+		return "", err
+	}
+	return what, ca.store.Save(data)
+}
+
+// compare says, once, that the store has other roots than those that sign. The caller
+// holds mu.
+func (ca *CA) compare(stored []root) {
+	same := slices.EqualFunc(stored, ca.roots, func(a, b root) bool { return a.cert.Equal(b.cert) })
+	if !same && !ca.others {
+		ca.log.Error("the store has other roots than those that sign; they count from the signer's next start on, when every certificate is reissued", "where", ca.store.Where())
+	}
+	ca.others = !same
+}
+
 // current returns the roots after upkeep. A failed upkeep is logged and tried
 // again later: the roots at hand have years left.
 func (ca *CA) current(now time.Time) []root {
@@ -217,11 +272,12 @@ func (ca *CA) issue(id spiffeid.ID, pub *ecdsa.PublicKey) ([]byte, error) {
 	return der, nil
 }
 
-// Bundle implements Signer.
+// Bundle implements Signer. It is asked every minute, and sees to the store.
 func (ca *CA) Bundle(ctx context.Context) (Bundle, error) {
 	if err := ctx.Err(); err != nil {
 		return Bundle{}, err
 	}
+	ca.keep()
 	roots := ca.current(ca.clock())
 	certs := make([]*x509.Certificate, 0, len(roots))
 	for _, r := range roots {

@@ -152,6 +152,52 @@ func TestOpenCACorrupt(t *testing.T) {
 	}
 }
 
+// Roots that somebody takes away or spoils under a running CA are put back, and said so:
+// else its next start would make others, and every certificate would be reissued. Sound
+// ones that somebody put in their place stay for that start, and are told of once.
+func TestRootsTakenAway(t *testing.T) {
+	otherDir := t.TempDir()
+	openCA(t, otherDir, time.Now)
+	other := readFile(t, filepath.Join(otherDir, "ca.pem"))
+	put := func(data []byte) func(*testing.T, string) {
+		return func(t *testing.T, file string) { t.Helper(); writeFile(t, file, data) }
+	}
+	for _, tt := range []struct {
+		name string
+		hand func(t *testing.T, file string)
+		said string
+		back bool
+	}{
+		{"not touched", func(*testing.T, string) {}, "", true},
+		{"removed", remove, "found=nothing", true},
+		{"emptied", put(nil), "found=\"damaged, copied to ", true},
+		{"garbage", put([]byte("none")), "found=\"damaged, copied to ", true},
+		{"other roots", put(other), "the store has other roots than those that sign", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "ca")
+			log, lines := newLog()
+			ca, err := identity.OpenCA(dir, testDomain, time.Now, log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file, before := filepath.Join(dir, "ca.pem"), bundleOf(t, ca)
+			tt.hand(t, file)
+			for range 2 {
+				if now := bundleOf(t, ca); !now.Equal(before) {
+					t.Error("the running CA has other roots")
+				}
+			}
+			if next := bundleOf(t, openCA(t, dir, time.Now)); next.Equal(before) != tt.back {
+				t.Errorf("the next start has the roots: %v, want %v", !tt.back, tt.back)
+			}
+			if n := strings.Count(lines.String(), "level=ERROR"); n != min(len(tt.said), 1) || !strings.Contains(lines.String(), tt.said) {
+				t.Errorf("%d errors, want %q once:\n%s", n, tt.said, lines)
+			}
+		})
+	}
+}
+
 // What cannot be undone by the registrar is refused with the remedy, and the file
 // stays as it was.
 func TestOpenCARefuses(t *testing.T) {

@@ -36,3 +36,10 @@ func chmod(tb testing.TB, path string, mode os.FileMode) {
 		tb.Fatal(err)
 	}
 }
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,6 +1,7 @@
 package kubernetes_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	clientgo "k8s.io/client-go/kubernetes"
 
@@ -363,6 +365,48 @@ func TestRootsEdited(t *testing.T) {
 	r.signer("b")
 	if b := r.roots(ctx, fresh); !b.Equal(before) {
 		t.Error("the next signer spreads other roots")
+	}
+}
+
+// Who deletes the Secret of the roots, or spoils it, does not take the roots from the mesh:
+// the signer that has them puts them back before the next one makes others.
+func TestSecretTakenAway(t *testing.T) {
+	r := newRig(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	defer cancel()
+	stop := r.signer("a")
+	node1 := r.requester(account, "node1")
+	before := r.roots(ctx, node1)
+	stop()
+	secrets := r.admin.CoreV1().Secrets(namespace)
+	good, err := secrets.Get(ctx, "portolan-ca", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, hand := range map[string]func(){
+		"deleted": func() { r.must(nil, secrets.Delete(ctx, good.Name, metav1.DeleteOptions{})) },
+		"emptied": func() {
+			r.must(secrets.Patch(ctx, good.Name, types.MergePatchType, []byte(`{"data":{"ca.pem":null}}`), metav1.PatchOptions{}))
+		},
+		"garbage": func() {
+			r.must(secrets.Patch(ctx, good.Name, types.MergePatchType, []byte(`{"stringData":{"ca.pem":"none"}}`), metav1.PatchOptions{}))
+		},
+		"labelled": func() {
+			r.must(secrets.Patch(ctx, good.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"team":"a"}}}`), metav1.PatchOptions{}))
+		},
+	} {
+		ca, err := kubernetes.OpenCA(ctx, r.admin, namespace, domain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hand()
+		if b, err := ca.Bundle(ctx); err != nil || !b.Equal(before) {
+			t.Errorf("%s: roots of the signer: %v", name, err)
+		}
+		now, err := secrets.Get(ctx, good.Name, metav1.GetOptions{})
+		if err != nil || !bytes.Equal(now.Data["ca.pem"], good.Data["ca.pem"]) {
+			t.Errorf("%s: the Secret has not what it had: %v", name, err)
+		}
 	}
 }
 
