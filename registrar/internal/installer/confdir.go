@@ -32,6 +32,9 @@ type confFile struct {
 	loopback bool
 }
 
+// errDangling is a link whose target is missing.
+var errDangling = errors.New("it is a symbolic link to nothing: remove it, or let its target be there")
+
 // confExtensions are those that runtimes load.
 func confExtensions() []string { return []string{".conf", ".conflist", ".json"} }
 
@@ -68,7 +71,11 @@ func readConf(path string) (confFile, error) {
 		return f, err
 	}
 	f.mode = info.Mode()
-	if f.text, err = os.ReadFile(path); err != nil {
+	f.text, err = os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) && f.mode.Type() == fs.ModeSymlink {
+		return f, errDangling // runtimes fail on it
+	}
+	if err != nil {
 		return f, err
 	}
 	if f.list {

@@ -155,6 +155,9 @@ func (i *Installer) step(ctx context.Context) time.Duration {
 	}
 	if err != nil {
 		i.metrics.errors.Inc()
+		if p.file == "" { // who cannot write can still look
+			p, _ = i.place(false)
+		}
 		p.problem = errors.Join(err, p.problem)
 	}
 	i.publish(p)

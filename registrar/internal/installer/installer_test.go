@@ -531,3 +531,44 @@ func TestEnd(t *testing.T) {
 		})
 	}
 }
+
+// A link to nothing is what the runtime stumbles over, not a file that has just gone. Its
+// target may come at any time, of which no notice tells.
+func TestLinkToNothing(t *testing.T) {
+	n := newTestNode(t)
+	target := filepath.Join(t.TempDir(), "real.conflist")
+	if err := os.Symlink(target, filepath.Join(n.conf, "05-gone.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	n.put("10-flannel.conflist", flannel)
+	i := n.installer(nil)
+	s := i.Install(t.Context())
+	if _, err := load(n.conf); err == nil || s.Chained || !strings.Contains(s.Problem, "05-gone.conflist: it is a symbolic link to nothing") {
+		t.Errorf("the runtime says %v, state %+v", err, s)
+	}
+	put(t, filepath.Dir(target), filepath.Base(target), flannel)
+	if s := i.Install(t.Context()); !s.Chained || s.Problem != "" || n.types() != "flannel,portmap,portolan" {
+		t.Errorf("state %+v, chain %s", s, n.types())
+	}
+}
+
+// Where the installer cannot write, it says so, and what the runtime loads is said as it
+// is: a node that is in the mesh stays Ready for it.
+func TestNothingCanBeWritten(t *testing.T) {
+	n := newTestNode(t)
+	n.put("10-flannel.conflist", flannel)
+	n.installer(nil).Install(t.Context())
+	n.remove(markerName)
+	if err := os.Mkdir(filepath.Join(n.conf, markerName), 0o750); err != nil { // no marker, no write
+		t.Fatal(err)
+	}
+	i := n.installer(nil)
+	file := filepath.Join(n.conf, "10-flannel.conflist")
+	if s := i.Install(t.Context()); !s.Chained || s.File != file || !strings.Contains(s.Problem, markerName) || n.metric(i, "chained") != 1 {
+		t.Errorf("state %+v", s)
+	}
+	n.put("10-flannel.conflist", flannel)
+	if s := i.Install(t.Context()); s.Chained || s.File != file || !strings.Contains(s.Problem, markerName) {
+		t.Errorf("state without the entry %+v", s)
+	}
+}
