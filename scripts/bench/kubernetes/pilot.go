@@ -199,22 +199,10 @@ func changesOfSlice(object json.RawMessage) []change {
 
 // start follows slices as a proxy does that asks for those of the first services.
 func (p *pilot) start(ctx context.Context, s *sliced, subscribed int) (*course, error) {
-	c := &course{source: s, answered: newArrivals(), heard: newArrivals()}
-	proxy := fmt.Sprintf("sidecar~10.201.%d.250~bench.%s~%[2]s.svc.cluster.local", readerNode, namespace)
-	client, err := subscribe(ctx, nodeAddress(readerNode)+":15010", proxy, s.clusters(subscribed), c.answered)
-	if err != nil {
-		return nil, err
-	}
-	c.stops = append(c.stops, client.Close)
-	stop, err := p.rig.follow(ctx, "/apis/discovery.k8s.io/v1/namespaces/"+namespace+"/endpointslices", changesOfSlice, c.heard)
-	if err != nil {
-		return nil, errors.Join(err, c.stop())
-	}
-	c.stops = append(c.stops, stop)
-	if err := c.follow(ctx, 0, &delays{}); err != nil {
-		return nil, errors.Join(err, c.stop())
-	}
-	return c, nil
+	return p.rig.attend(ctx, s, places{
+		target: nodeAddress(readerNode) + ":15010", node: fmt.Sprintf("sidecar~10.201.%d.250~bench.%s~%[2]s.svc.cluster.local", readerNode, namespace),
+		clusters: s.clusters(subscribed), path: "/apis/discovery.k8s.io/v1/namespaces/" + namespace + "/endpointslices", changes: changesOfSlice,
+	})
 }
 
 // manyOfPilot is the load of as many endpoints and changes on pilot.

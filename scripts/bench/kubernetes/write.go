@@ -55,37 +55,54 @@ type course struct {
 	stops           []func() error
 }
 
+// places are where changes arrive.
+type places struct {
+	// target is a server that is asked, as a node, for clusters.
+	target, node string
+	clusters     []string
+	// path is what of the API server is watched, and changes are in each object there.
+	path    string
+	changes func(object json.RawMessage) []change
+}
+
+// attend follows a source that is written.
+func (r *rig) attend(ctx context.Context, s source, to places) (*course, error) {
+	c := &course{source: s, answered: newArrivals(), heard: newArrivals()}
+	client, err := subscribe(ctx, to.target, to.node, to.clusters, c.answered)
+	if err != nil {
+		return nil, err
+	}
+	c.stops = append(c.stops, client.Close)
+	stop, err := r.follow(ctx, to.path, to.changes, c.heard)
+	if err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	c.stops = append(c.stops, stop)
+	// Changes are taken in their order: who has the last one has all.
+	if err := c.follow(ctx, 0, &delays{}); err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	return c, nil
+}
+
 // start writes endpoints and follows them; subscribed says for how many of their services
 // the reader's registrar is asked.
 func (r *rig) start(ctx context.Context, f *fleet, subscribed int) (*course, error) {
-	c := &course{source: f, answered: newArrivals(), heard: newArrivals()}
 	all := make([]int, len(f.endpoints))
 	for i := range all {
 		all[i] = i
 	}
-	if err := c.writeAll(ctx, all[1:]); err != nil {
+	// Before it is watched: the API server ends a watch that falls behind so many at once.
+	if err := writeAll(ctx, f, all[1:]); err != nil {
 		return nil, err
 	}
 	socket, err := r.lab.File(readerNode, "/run/portolan/xds/xds.sock")
 	if err != nil {
 		return nil, err
 	}
-	client, err := subscribe(ctx, "unix://"+socket, delta.Watcher, f.clusters(subscribed), c.answered)
-	if err != nil {
-		return nil, err
-	}
-	c.stops = append(c.stops, client.Close)
-	// Not before: the API server ends a watch that falls behind so many at once.
-	stop, err := r.follow(ctx, endpointsPath, changesOfEndpoint, c.heard)
-	if err != nil {
-		return nil, errors.Join(err, c.stop())
-	}
-	c.stops = append(c.stops, stop)
-	// The registrar takes changes in their order: when it has the last one it has all.
-	if err := c.follow(ctx, 0, &delays{}); err != nil {
-		return nil, errors.Join(err, c.stop())
-	}
-	return c, nil
+	return r.attend(ctx, f, places{
+		target: "unix://" + socket, node: delta.Watcher, clusters: f.clusters(subscribed), path: endpointsPath, changes: changesOfEndpoint,
+	})
 }
 
 func changesOfEndpoint(object json.RawMessage) []change {
@@ -105,11 +122,11 @@ func (c *course) stop() error {
 }
 
 // writeAll writes the next change of endpoints, many at once.
-func (c *course) writeAll(ctx context.Context, endpoints []int) error {
+func writeAll(ctx context.Context, s source, endpoints []int) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(writers)
 	for _, i := range endpoints {
-		write, _ := c.next(i)
+		write, _ := s.next(i)
 		group.Go(func() error { return write(ctx) })
 	}
 	return group.Wait()
@@ -164,7 +181,7 @@ func writeToAnswer(ctx context.Context, r *rig) (_ []measure.Figure, err error) 
 	for i := range one {
 		one[i] = i * writeServices % writeEndpoints // all of one service
 	}
-	if err := errors.Join(c.writeAll(ctx, one), c.follow(ctx, 0, &delays{})); err != nil {
+	if err := errors.Join(writeAll(ctx, c, one), c.follow(ctx, 0, &delays{})); err != nil {
 		return nil, err
 	}
 	figure := d.figure(", one change at a time")
