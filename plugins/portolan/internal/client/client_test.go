@@ -87,7 +87,7 @@ func TestCodes(t *testing.T) {
 }
 
 // CNI-19, CNI-21: what is wrong with the socket is named with its path, the
-// kernel's word and a remedy.
+// kernel's word and a remedy, each of them once, also of a call that waited in vain.
 func TestSocketErrors(t *testing.T) {
 	dead := filepath.Join(t.TempDir(), "dead.sock")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", dead)
@@ -98,17 +98,26 @@ func TestSocketErrors(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, tc := range []struct{ name, socket, details string }{
-		{"no file", "/run/none/cni.sock", "dial unix /run/none/cni.sock: connect: no such file or directory"},
-		{"nobody listens", dead, "connect: connection refused"},
+	for _, tc := range []struct {
+		name, socket, details string
+		wait                  bool
+	}{
+		{"no file", "/run/none/cni.sock", "connect: no such file or directory", false},
+		{"nobody listens", dead, "connect: connection refused", false},
+		{"no file in time", "/run/none/cni.sock", "connect: no such file or directory", true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := open(t, tc.socket)
-			_, err := c.Add(t.Context(), request(), false)
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			err := second(c.Add(ctx, request(), tc.wait))
 			got := cniError(t, err)
 			want := "registrar is away: nothing listens at " + tc.socket + ": check that `registrar run` (DaemonSet portolan-registrar) runs on this node and its socket folder exists"
-			if got.Code != types.ErrTryAgainLater || got.Msg != want || !strings.Contains(got.Details, tc.details) {
+			if got.Code != types.ErrTryAgainLater || got.Msg != want || got.Details != tc.details {
 				t.Errorf("CNI = %d %q %q", got.Code, got.Msg, got.Details)
+			}
+			if want := "Add at " + tc.socket + ": " + tc.details; err.Error() != want {
+				t.Errorf("error = %q, want %q", err, want)
 			}
 			if f, _ := errors.AsType[*client.Failure](err); f.Refused() || c.Connected() {
 				t.Errorf("Refused = %t, Connected = %t", f.Refused(), c.Connected())

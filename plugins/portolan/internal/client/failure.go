@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"io/fs"
+	"net"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -144,14 +145,17 @@ func (f *Failure) spoken() bool {
 	return text != ""
 }
 
-// detail is the whole story on one line.
+// detail is the whole story on one line. Why the socket could not be opened is said once:
+// the status of gRPC then only repeats it, by the path that everybody names already.
 func (f *Failure) detail() string {
 	text := f.Err.Error()
-	if st, ok := status.FromError(f.Err); ok {
-		text = st.Code().String() + ": " + st.Message()
-	}
 	if f.Dial != nil {
-		text = f.Dial.Error() + " (" + text + ")"
+		text = f.Dial.Error()
+		if op, ok := errors.AsType[*net.OpError](f.Dial); ok && op.Err != nil {
+			text = op.Err.Error()
+		}
+	} else if st, ok := status.FromError(f.Err); ok {
+		text = st.Code().String() + ": " + st.Message()
 	}
 	return strings.ReplaceAll(text, "\n", "; ")
 }
