@@ -22,79 +22,79 @@ func TestDecide(t *testing.T) {
 		{name: "agreement", pods: []string{"8080*+", "8080*+"}, want: "8080 http"},
 		{
 			name: "most advertise it", pods: []string{"8080*+ 9090+", "8080+ 9090*+", "9090*+"}, want: "9090 http",
-			says: []string{"default port: 1 of 3 endpoints declare 8080, decided is 9090"},
+			says: []string{"default port: 1 of 3 endpoints declares 8080, decided is 9090" + oneDefault},
 		},
 		{
 			name: "advertising counts before declaring", pods: []string{"8080*+ 9090+", "8080*+ 9090+", "8080*+ 9090+", "9090*+"}, want: "9090 http",
-			says: []string{"default port: 3 of 4 endpoints declare 8080, decided is 9090"},
+			says: []string{"default port: 3 of 4 endpoints declare 8080, decided is 9090" + oneDefault},
 		},
 		{
 			name: "a port that nobody declares is no candidate", pods: []string{"7000+ 8080*+", "7000+ 9090*+", "7000+ 9090*+"}, want: "9090 http",
-			says: []string{"default port: 1 of 3 endpoints declare 8080, decided is 9090"},
+			says: []string{"default port: 1 of 3 endpoints declares 8080, decided is 9090" + oneDefault},
 		},
 		{
 			name: "tie: most declared", pods: []string{"8080*+ 9090+", "8080+ 9090*+", "8080+ 9090*+"}, want: "9090 http",
-			says: []string{"default port: 1 of 3 endpoints declare 8080, decided is 9090"},
+			says: []string{"default port: 1 of 3 endpoints declares 8080, decided is 9090" + oneDefault},
 		},
 		{
 			name: "tie: lower number", pods: []string{"8080*+", "9090*+"}, want: "8080 http",
-			says: []string{"default port: 1 of 2 endpoints declare 9090, decided is 8080"},
+			says: []string{"default port: 1 of 2 endpoints declares 9090, decided is 8080" + oneDefault},
 		},
 		{
 			name: "only HEALTHY endpoints vote", pods: []string{"8080*-", "8080*~", "9090*+"}, want: "9090 http",
-			says: []string{"default port: 2 of 3 endpoints declare 8080, decided is 9090"},
+			says: []string{"default port: 2 of 3 endpoints declare 8080, decided is 9090" + oneDefault},
 		},
 		{
 			name: "HEALTHY by any port", pods: []string{"8080*- 9100+", "8080*- 9100+", "9090*+"}, want: "8080 http",
-			says: []string{"default port: 1 of 3 endpoints declare 9090, decided is 8080"},
+			says: []string{"default port: 1 of 3 endpoints declares 9090, decided is 8080" + oneDefault},
 		},
 		{
 			name: "none HEALTHY: among all", pods: []string{"8080*-", "9090*~", "9090*-"}, want: "9090 http",
-			says: []string{"default port: 1 of 3 endpoints declare 8080, decided is 9090"},
+			says: []string{"default port: 1 of 3 endpoints declares 8080, decided is 9090" + oneDefault},
 		},
 		{
 			name: "a tcp default", pods: []string{"5432=tcp*+", "5432=tcp*+", "8080*+"}, want: "5432 tcp",
-			says: []string{"default port: 1 of 3 endpoints declare 8080, decided is 5432"},
+			says: []string{"default port: 1 of 3 endpoints declares 8080, decided is 5432" + oneDefault},
 		},
 		{
 			name: "h2 by majority, all stay in", pods: []string{"8080*+", "8080=h2*+", "8080=h2*+"}, want: "8080 h2", ports: []string{"8080 h2 3"},
-			says: []string{"port 8080: 1 endpoints say http and 2 say h2, decided is h2"},
+			says: []string{"port 8080: 1 endpoint says http and 2 say h2, decided is h2" + oneProtocol},
 		},
 		{
 			name: "http and h2 tie: http", pods: []string{"8080*+", "8080=h2*+"}, want: "8080 http", ports: []string{"8080 http 2"},
-			says: []string{"port 8080: 1 endpoints say http and 1 say h2, decided is http"},
+			says: []string{"port 8080: 1 endpoint says http and 1 says h2, decided is http; give all pods of the service one protocol for the port, or serve the other on another port"},
 		},
 		{
 			name: "another wire class is left out", pods: []string{"8080=tcp*+", "8080*+", "8080*+"}, want: "8080 http", ports: []string{"8080 http 2"},
-			says: []string{"port 8080: 1 of 3 endpoints speak another protocol than the decided http and are left out"},
+			says: []string{"port 8080: 1 of 3 endpoints speaks another protocol than the decided http and is left out" + oneProtocol},
 		},
 		{
 			name: "the class first, then the protocol", pods: []string{"8080=tcp*+", "8080=tcp*+", "8080*+", "8080=h2*+", "8080=h2*+"}, want: "8080 h2", ports: []string{"8080 h2 3"},
 			says: []string{
-				"port 8080: 2 of 5 endpoints speak another protocol than the decided h2 and are left out",
-				"port 8080: 1 endpoints say http and 2 say h2, decided is h2",
+				"port 8080: 2 of 5 endpoints speak another protocol than the decided h2 and are left out" + oneProtocol,
+				"port 8080: 1 endpoint says http and 2 say h2, decided is h2" + oneProtocol,
 			},
 		},
 		{
 			name: "class tie: http", pods: []string{"8080=tcp*+", "8080*+"}, want: "8080 http", ports: []string{"8080 http 1"},
-			says: []string{"port 8080: 1 of 2 endpoints speak another protocol than the decided http and are left out"},
+			says: []string{"port 8080: 1 of 2 endpoints speaks another protocol than the decided http and is left out" + oneProtocol},
 		},
 		{
 			name: "only HEALTHY endpoints decide the class", pods: []string{"8080=tcp*-", "8080=tcp*-", "8080*+"}, want: "8080 http", ports: []string{"8080 http 1"},
-			says: []string{"port 8080: 2 of 3 endpoints speak another protocol than the decided http and are left out"},
+			says: []string{"port 8080: 2 of 3 endpoints speak another protocol than the decided http and are left out" + oneProtocol},
 		},
 		{
 			name: "no HEALTHY endpoint lists the port: among all that do", pods: []string{"8080*+", "8080*- 9090=tcp-", "8080*- 9090=tcp-", "8080*- 9090-"}, want: "8080 http",
 			ports: []string{"8080 http 1", "9090 tcp 0"},
-			says:  []string{"port 9090: 1 of 3 endpoints speak another protocol than the decided tcp and are left out"},
+			says:  []string{"port 9090: 1 of 3 endpoints speaks another protocol than the decided tcp and is left out" + oneProtocol},
 		},
 		{
 			name: "an unknown protocol has no vote", pods: []string{"8080=quic*+", "8080=quic*+", "8080*+"}, want: "8080 http", ports: []string{"8080 http 1"},
-			says: []string{"port 8080: 2 of 3 endpoints speak a protocol that this version does not know and are left out"},
+			says: []string{"port 8080: 2 of 3 endpoints speak a protocol that this version does not know and are left out" + oneVersion},
 		},
 		{
 			name: "nothing but unknown", pods: []string{"8080=quic*+"}, want: "8080 unknown", ports: []string{"8080 unknown 0"},
-			says: []string{"port 8080: 1 of 1 endpoints speak a protocol that this version does not know and are left out"},
+			says: []string{"port 8080: 1 of 1 endpoint speaks a protocol that this version does not know and is left out" + oneVersion},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -228,25 +228,48 @@ func (e *Engine) report(s *service) ([]PortView, []string) {
 	return out, conflicts
 }
 
-// conflicts says what the pods disagree about on one port.
+// The remedies of what the pods of a service disagree about. Which pod says what, the
+// records say: to keep the pods' names here would cost memory for each pod of the mesh.
+const (
+	oneDefault  = "; give all pods of the service one default port"
+	oneProtocol = "; give all pods of the service one protocol for the port, or serve the other on another port"
+	oneVersion  = "; update the registrar of this node"
+)
+
+// conflicts says what the pods disagree about on one port, and what to do about it.
 func (v *vote) conflicts(decided port.Port, def uint16, pods int) []string {
 	var out []string
 	if v.declared > 0 && decided.Number != def {
-		out = append(out, fmt.Sprintf("default port: %d of %d endpoints declare %d, decided is %d", v.declared, pods, decided.Number, def))
+		out = append(out, fmt.Sprintf("default port: %s %d, decided is %d",
+			share(v.declared, pods, "declares", "declare"), decided.Number, def)+oneDefault)
 	}
 	other, unknown := v.leftOut(decided.Protocol)
 	if other > 0 {
-		out = append(out, fmt.Sprintf("port %d: %d of %d endpoints speak another protocol than the decided %s and are left out",
-			decided.Number, other, v.pods, decided.Protocol))
+		out = append(out, fmt.Sprintf("port %d: %s another protocol than the decided %s and %s left out",
+			decided.Number, share(other, v.pods, "speaks", "speak"), decided.Protocol, verb(other, "is", "are"))+oneProtocol)
 	}
 	if unknown > 0 {
-		out = append(out, fmt.Sprintf("port %d: %d of %d endpoints speak a protocol that this version does not know and are left out",
-			decided.Number, unknown, v.pods))
+		out = append(out, fmt.Sprintf("port %d: %s a protocol that this version does not know and %s left out",
+			decided.Number, share(unknown, v.pods, "speaks", "speak"), verb(unknown, "is", "are"))+oneVersion)
 	}
 	if a, b := v.by[port.HTTP], v.by[port.H2]; a > 0 && b > 0 && decided.Protocol.Class() == port.ClassHTTP {
-		out = append(out, fmt.Sprintf("port %d: %d endpoints say http and %d say h2, decided is %s", decided.Number, a, b, decided.Protocol))
+		out = append(out, fmt.Sprintf("port %d: %d %s http and %d %s h2, decided is %s",
+			decided.Number, a, verb(a, "endpoint says", "endpoints say"), b, verb(b, "says", "say"), decided.Protocol)+oneProtocol)
 	}
 	return out
+}
+
+// share says that n of so many endpoints do something.
+func share(n, of int, one, many string) string {
+	return fmt.Sprintf("%d of %d %s %s", n, of, verb(of, "endpoint", "endpoints"), verb(n, one, many))
+}
+
+// verb returns the word that goes with n.
+func verb(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
 }
 
 // LookUp returns the addresses that a DNS name resolves to: the service's virtual ones.
