@@ -308,11 +308,10 @@ func (d *daemon) servePods(ctx context.Context) error {
 	if oldest, ok := d.pods.Oldest(); ok {
 		d.publisher.SetOldest(oldest)
 	}
-	uids := d.published()
-	if err := d.backend.Retain(ctx, uids); err != nil {
+	if err := d.backend.Retain(ctx, recordsOf(d.pods.Pods())); err != nil {
 		return fmt.Errorf("withdraw what is left of pods that are gone: %w", err)
 	}
-	d.awaitPublished(ctx, uids)
+	d.awaitPublished(ctx, recordsOf(d.pods.Told()))
 	if err := d.names.setPods(d.pods.Pods()); err != nil {
 		return err
 	}
@@ -349,10 +348,10 @@ func (d *daemon) servePods(ctx context.Context) error {
 // back from the registry: longer than a slow disk holds a change up.
 const publishTimeout = 5 * time.Second
 
-// published returns the UIDs of the records that the attached pods have.
-func (d *daemon) published() []string {
+// recordsOf returns the UIDs of the records that attached pods have.
+func recordsOf(pods []model.Pod) []string {
 	var uids []string
-	for _, p := range d.pods.Pods() {
+	for _, p := range pods {
 		if len(p.Ports) > 0 {
 			uids = append(uids, p.Key.String())
 		}

@@ -266,11 +266,21 @@ func stored(pod model.Pod) *attachment {
 
 // Pods returns the attached pods in key order.
 func (m *Manager) Pods() []model.Pod {
+	return m.podsThat(func(*attachment) bool { return true })
+}
+
+// Told returns the attached pods that everybody was told of, in key order: after Restore
+// all but those whose network namespace is not there.
+func (m *Manager) Told() []model.Pod {
+	return m.podsThat(func(a *attachment) bool { return a.told })
+}
+
+func (m *Manager) podsThat(is func(*attachment) bool) []model.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := make([]model.Pod, 0, len(m.pods))
 	for _, a := range m.pods {
-		if !a.leaving {
+		if !a.leaving && is(a) {
 			out = append(out, a.pod)
 		}
 	}

@@ -73,8 +73,10 @@ func (m *Manager) takeOver() {
 
 // recover takes the pods that have a note and a pin but no record: the state file
 // was lost, or their ADD was in a crash (MESH-41). They were proven, or their ADD
-// failed and its DEL follows.
+// failed and its DEL follows. Not those of an ADD that is under way, which comes once the
+// socket is open: if there are records, that of a young note was not lost.
 func (m *Manager) recover(ctx context.Context) {
+	kept := len(m.Pods()) > 0
 	// As long as for one ADD, for all of them: who is there when the list is complete is
 	// found without waiting, and who is not is gone.
 	ctx, cancel := context.WithTimeout(ctx, knownWait)
@@ -84,8 +86,8 @@ func (m *Manager) recover(ctx context.Context) {
 			continue
 		}
 		req := e.Note.GetAttached()
-		key := model.KeyOf(req.GetAttachment())
-		if _, err := m.Check(key); err == nil {
+		key, noted := model.KeyOf(req.GetAttachment()), time.Unix(0, e.Note.GetUnixNanos())
+		if _, err := m.Check(key); err == nil || kept && m.cfg.Now().Sub(noted) <= adoptAge {
 			continue
 		}
 		d, err := m.decide(req, m.coming(ctx))
@@ -96,13 +98,14 @@ func (m *Manager) recover(ctx context.Context) {
 		if !d.Meshed || m.cfg.Capture.Gone(d.Pod) {
 			continue
 		}
-		d.Pod.Since = time.Unix(0, e.Note.GetUnixNanos())
+		d.Pod.Since = noted
 		if err := m.store.put(d.Pod); err != nil {
 			m.log.Error("cannot store a recovered attachment; the next start recovers it again", "attachment", key.String(), "error", err)
 		}
 		m.mu.Lock()
 		m.pods[key] = stored(d.Pod)
 		m.mu.Unlock()
+		m.refresh(d.Pod) // the orchestrator may have spoken of it already
 		m.count.recovered.Inc()
 		m.log.Warn("attachment had no record and is recovered from the plugin's note", "attachment", key.String(), "pod", d.Pod.Name, "service", d.Pod.Service.String())
 	}

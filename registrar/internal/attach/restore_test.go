@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -233,6 +234,67 @@ func TestRestoreRecovers(t *testing.T) {
 	w.watchers[key("c1")](PortState{Inbound: true, Listening: []uint16{8080}})
 	if got := w.record("c1-eth0"); got != "8080=healthy,9090=unhealthy" {
 		t.Errorf("published %s", got)
+	}
+}
+
+// An ADD that is under way when the registrar starts is none that was lost: it comes. But
+// where there is no record of any pod they may all have been lost.
+func TestRestoreLeavesAddsUnderWay(t *testing.T) {
+	for _, kept := range []bool{true, false} {
+		_, former := setup(t)
+		var want []string
+		if kept {
+			mustAdd(t, former, addRequest("c0", "payments-0", "10.1.0.2", multiPort()))
+			want = append(want, "c0")
+		} else {
+			want = append(want, "young")
+		}
+		m := newManager(t, newWorld(), former.cfg.DB)
+		leaveNote(t, m.cfg.NetnsDir, attachedNote("young", "10.1.0.3", time.Second))
+		leaveNote(t, m.cfg.NetnsDir, attachedNote("z-old", "10.1.0.4", adoptAge+time.Second))
+		if err := m.Restore(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(append(want, "z-old"), attachedIDs(m)); d != "" {
+			t.Errorf("records kept: %t: attached (-want +got):\n%s", kept, d)
+		}
+	}
+}
+
+// Who waits for the records of restored pods waits for none whose network namespace is not
+// there: nobody publishes it.
+func TestToldOfWhatIsThere(t *testing.T) {
+	_, former := setup(t)
+	mustAdd(t, former, addRequest("c0", "payments-0", "10.1.0.2", multiPort()))
+	mustAdd(t, former, addRequest("c1", "payments-1", "10.1.0.3", multiPort()))
+	w := newWorld()
+	m := newManager(t, w, former.cfg.DB)
+	if _, err := m.markRun(); err != nil {
+		t.Fatal(err)
+	}
+	w.gone[key("c0")] = true
+	if err := m.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if told := m.Told(); len(told) != 1 || told[0].Key != key("c1") || len(m.Pods()) != 2 {
+		t.Errorf("told of %v of %v, want c1 of both", told, m.Pods())
+	}
+}
+
+// A pod whose record was lost is published when it is recovered, though the orchestrator
+// spoke of it before.
+func TestRecoveredIsPublished(t *testing.T) {
+	w, o, m := orchestrated(t)
+	m.Observe(t.Context(), o.set(workload(multiPort())))
+	leaveNote(t, m.cfg.NetnsDir, attachedNote("c1", "10.1.0.2", time.Hour))
+	synctest.Test(t, func(t *testing.T) {
+		if err := m.Restore(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	w.watchers[key("c1")](listening(8080))
+	if got := w.record("c1-eth0"); got != "8080=healthy,9090=unhealthy" {
+		t.Errorf("published %q", got)
 	}
 }
 
