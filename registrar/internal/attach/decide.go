@@ -84,7 +84,7 @@ func Decide(req *cniv1.AddRequest, facts Facts) (Decision, error) {
 func joins(cfg annotation.Config, w *model.Workload) (meshed bool, reason string) {
 	switch {
 	case w != nil && w.HostNetwork:
-		return false, "the pod uses the node's network: it has no ports of its own to capture"
+		return false, "the pod uses the node's network and has no ports of its own to capture; take hostNetwork out of the pod, or the mesh's annotations"
 	case w != nil && w.Ending == model.Finished:
 		return false, "the pod has ended"
 	case cfg.Meshed:

@@ -120,8 +120,11 @@ func outside(w model.Workload) (meshed bool, wrong []Problem) {
 		wrong = append(wrong, Problem{reasonUnknown, unknownKeys(cfg.Unknown) + "; the pod is not in the mesh: " + why})
 	case w.Running && len(w.Annotations) > 0 && cfg.Managed == annotation.Unset && w.Word == annotation.Unset:
 		// They say what a pod of the mesh should be like, and none that it should be one.
-		wrong = append(wrong, Problem{reasonUnmeshed, fmt.Sprintf("the pod is not in the mesh, for which it has the annotation %s: %s; add %s",
-			strings.Join(slices.Sorted(maps.Keys(w.Annotations)), " and "), why, annotation.KeyPorts)})
+		if !w.HostNetwork { // which has a remedy of its own
+			why += "; add " + annotation.KeyPorts
+		}
+		wrong = append(wrong, Problem{reasonUnmeshed, fmt.Sprintf("the pod is not in the mesh, for which it has the annotation %s: %s",
+			strings.Join(slices.Sorted(maps.Keys(w.Annotations)), " and "), why)})
 	}
 	return meshed, wrong
 }

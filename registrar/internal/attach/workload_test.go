@@ -613,6 +613,42 @@ func TestAnnotationsOfNoMember(t *testing.T) {
 	}
 }
 
+// Why a running pod is outside the mesh comes with what its owner can do about that.
+func TestRemedyOfOutsider(t *testing.T) {
+	const (
+		node    = "the pod uses the node's network and has no ports of its own to capture; take hostNetwork out of the pod, or the mesh's annotations"
+		service = "the pod is not in the mesh, for which it has the annotation endpoint.aether.io/service: "
+		slip    = "nothing reads the annotation endpoint.aether.io/prots: look for a slip in its name; the pod is not in the mesh: "
+	)
+	for _, tt := range []struct {
+		name        string
+		annotations map[string]string
+		edit        func(*model.Workload)
+		want        string
+	}{
+		{"service alone", map[string]string{annotation.KeyService: "a"}, nil, reasonUnmeshed + ": " + service + "no port annotation and no aether.io/managed; add endpoint.aether.io/ports"},
+		{"service alone, the node's network", map[string]string{annotation.KeyService: "a"}, func(w *model.Workload) { w.HostNetwork = true }, reasonUnmeshed + ": " + service + node},
+		{"ports, the node's network", map[string]string{annotation.KeyPorts: "8080"}, func(w *model.Workload) { w.HostNetwork = true }, reasonUnmeshed + ": " + node},
+		{"invalid ports, the node's network", map[string]string{annotation.KeyPorts: "no"}, func(w *model.Workload) { w.HostNetwork = true }, reasonUnmeshed + ": " + node},
+		{"a slip", map[string]string{"endpoint.aether.io/prots": "1"}, nil, reasonUnknown + ": " + slip + "no port annotation and no aether.io/managed"},
+		{"a slip, the node's network", map[string]string{"endpoint.aether.io/prots": "1"}, func(w *model.Workload) { w.HostNetwork = true }, reasonUnknown + ": " + slip + node},
+		{"a label that is no word", nil, func(w *model.Workload) { w.WordProblem = "label of the pod: write this" }, reasonInvalid + ": the pod is not in the mesh: label of the pod: write this"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := workload(tt.annotations)
+			if tt.edit != nil {
+				tt.edit(&w)
+			}
+			_, wrong := outside(w)
+			var got []string
+			for _, p := range wrong {
+				got = append(got, p.Reason+": "+p.Message)
+			}
+			expect(t, "problems", got, tt.want)
+		})
+	}
+}
+
 // Contract 1: an invalid change keeps the old set and is reported once.
 func TestInvalidChange(t *testing.T) {
 	w, o, m := serving(t, 8080, 9090)
