@@ -43,6 +43,7 @@ type MetadataValue string
 // +kubebuilder:printcolumn:name="Mesh name",type=string,JSONPath=".spec.clusterName",priority=1
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=".spec.ip",priority=1
 // +kubebuilder:printcolumn:name="Account",type=string,JSONPath=".spec.serviceAccount",priority=1
+// +kubebuilder:printcolumn:name="Ports that differ",type=string,JSONPath=".spec.portHealth",priority=1
 type ServiceEndpoint struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object metadata. The owner is the pod, where its UID is known.

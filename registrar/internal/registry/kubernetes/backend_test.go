@@ -76,12 +76,21 @@ func TestTwoNodes(t *testing.T) {
 	if own := objects[key("b").Name].OwnerReferences; own != nil {
 		t.Errorf("b, whose pod's UID is not known, belongs to %v", own)
 	}
-	if got, want := table(t, c.server.Admin()), []string{
+	narrow, wide := table(t, c.server.Admin())
+	if want := []string{
 		"NAME SERVICE PORTS NODE HEALTH AGE",
 		key("a").Name + " payments 5432=tcp,8080,9090=h2 n1 Draining",
 		key("b").Name + " payments 5432=tcp,8080,9090=h2 n2 Healthy",
-	}; !slices.Equal(got, want) {
-		t.Errorf("kubectl get sep prints\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}; !slices.Equal(narrow, want) {
+		t.Errorf("kubectl get sep prints\n%s\nwant\n%s", strings.Join(narrow, "\n"), strings.Join(want, "\n"))
+	}
+	// One port of each that is not as its default port.
+	if want := []string{
+		"MESH NAME ADDRESS ACCOUNT PORTS THAT DIFFER",
+		`payments.shop.aether.internal 10.1.0.1 checkout {"5432":"Draining","9090":"Unhealthy"}`,
+		`payments.shop.aether.internal 10.1.0.1 checkout {"9090":"Unhealthy"}`,
+	}; !slices.Equal(wide, want) {
+		t.Errorf("kubectl get sep -o wide adds\n%s\nwant\n%s", strings.Join(wide, "\n"), strings.Join(want, "\n"))
 	}
 
 	must(t, n1.Withdraw(t.Context(), a.UID, 20))
@@ -101,8 +110,9 @@ func TestTwoNodes(t *testing.T) {
 	}
 }
 
-// table returns what kubectl get prints: header and rows without the age, sorted.
-func table(t *testing.T, config *rest.Config) []string {
+// table returns what kubectl get prints, and what -o wide adds: header and rows without
+// the age, sorted.
+func table(t *testing.T, config *rest.Config) (narrow, wide []string) {
 	t.Helper()
 	httpClient, err := rest.HTTPClientFor(config)
 	must(t, err)
@@ -115,23 +125,28 @@ func table(t *testing.T, config *rest.Config) []string {
 	defer resp.Body.Close()
 	var got metav1.Table
 	must(t, json.NewDecoder(resp.Body).Decode(&got))
-	var header []string
-	var columns []int
-	for i, column := range got.ColumnDefinitions {
-		if column.Priority == 0 {
-			header, columns = append(header, strings.ToUpper(column.Name)), append(columns, i)
+	columns := func(wanted func(priority int32) bool) []string {
+		var header []string
+		lines := make([][]string, len(got.Rows))
+		for i, column := range got.ColumnDefinitions {
+			if !wanted(column.Priority) {
+				continue
+			}
+			header = append(header, strings.ToUpper(column.Name))
+			for j, row := range got.Rows {
+				if column.Name != "Age" {
+					lines[j] = append(lines[j], fmt.Sprint(row.Cells[i]))
+				}
+			}
 		}
-	}
-	var lines []string
-	for _, row := range got.Rows {
-		var cells []string
-		for _, i := range columns[:len(columns)-1] {
-			cells = append(cells, fmt.Sprint(row.Cells[i]))
+		rows := make([]string, len(lines))
+		for i, cells := range lines {
+			rows[i] = strings.Join(cells, " ")
 		}
-		lines = append(lines, strings.Join(cells, " "))
+		slices.Sort(rows)
+		return append([]string{strings.Join(header, " ")}, rows...)
 	}
-	slices.Sort(lines)
-	return append([]string{strings.Join(header, " ")}, lines...)
+	return columns(func(priority int32) bool { return priority == 0 }), columns(func(priority int32) bool { return priority > 0 })
 }
 
 // The life of a pod costs at most four writes, and a start of its registrar none:
