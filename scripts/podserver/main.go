@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -38,31 +40,71 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 }
 
+// command is one of podserver's.
+type command struct {
+	name, arguments, does string
+	// define adds its flags and returns what runs it.
+	define func(*flag.FlagSet) func(context.Context, []string, io.Writer) error
+}
+
+func commands() []command {
+	return []command{
+		{"serve", "PROTOCOL:PORT[,delay=3s][,bind=ADDRESS]...", "answer on ports of http, h2 or tcp", serveCommand},
+		{"get", "URL...", "send HTTP requests and count the answers", getCommand},
+		{"grpc", "HOST:PORT", "call the gRPC health service", grpcCommand},
+		{"tcp", "HOST:PORT [LINE]", "read the banner, send a line and read it back", tcpCommand},
+		{"lookup", "NAME", "ask the resolver of /etc/resolv.conf", lookupCommand},
+	}
+}
+
+// wanted is what a call without a known command is told.
+const wanted = "want serve, get, grpc, tcp or lookup; podserver --help says more"
+
 func dispatch(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) == 0 {
-		return usageError{errors.New("want a command: serve, get, grpc, tcp or lookup")}
+		return usageError{errors.New(wanted)}
 	}
-	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	var command func(context.Context, []string, io.Writer) error
 	switch args[0] {
-	case "serve":
-		command = serveCommand(flags)
-	case "get":
-		command = getCommand(flags)
-	case "grpc":
-		command = grpcCommand(flags)
-	case "tcp":
-		command = tcpCommand(flags)
-	case "lookup":
-		command = lookupCommand(flags)
-	default:
-		return usageError{fmt.Errorf("unknown command %q: want serve, get, grpc, tcp or lookup", args[0])}
+	case "help", "-h", "-help", "--help":
+		return help(stdout)
 	}
-	if err := flags.Parse(args[1:]); err != nil {
-		return usageError{fmt.Errorf("%s: %w", args[0], err)}
+	i := slices.IndexFunc(commands(), func(c command) bool { return c.name == args[0] })
+	if i < 0 {
+		return usageError{fmt.Errorf("unknown command %q: %s", args[0], wanted)}
 	}
-	return command(ctx, flags.Args(), stdout)
+	chosen := commands()[i]
+	flags := flag.NewFlagSet(chosen.name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	run := chosen.define(flags)
+	switch err := flags.Parse(args[1:]); {
+	case errors.Is(err, flag.ErrHelp):
+		return chosen.help(stdout, flags)
+	case err != nil:
+		return usageError{fmt.Errorf("%s: %w", chosen.name, err)}
+	}
+	return run(ctx, flags.Args(), stdout)
+}
+
+// help prints all commands.
+func help(w io.Writer) error {
+	var text strings.Builder
+	text.WriteString("usage: podserver COMMAND [FLAGS] ARGUMENTS\n\n")
+	for _, c := range commands() {
+		fmt.Fprintf(&text, "  %s %s\n        %s\n", c.name, c.arguments, c.does)
+	}
+	text.WriteString("\npodserver COMMAND --help lists its flags.\n")
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// help prints one command with its flags.
+func (c command) help(w io.Writer, flags *flag.FlagSet) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "usage: podserver %s [FLAGS] %s\n\n%s\n\n", c.name, c.arguments, c.does)
+	flags.SetOutput(&text)
+	flags.PrintDefaults()
+	_, err := io.WriteString(w, text.String())
+	return err
 }
 
 // printJSON writes v as one line.

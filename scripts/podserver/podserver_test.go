@@ -116,6 +116,34 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// Who asks for help gets it on standard output and exit status 0: every command with
+// what it takes, and each command with its flags.
+func TestHelp(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"--help"}, []string{"usage: podserver", "\n  serve ", "\n  get ", "\n  grpc ", "\n  tcp ", "\n  lookup "}},
+		{[]string{"-h"}, []string{"usage: podserver"}},
+		{[]string{"help"}, []string{"usage: podserver"}},
+		{[]string{"serve", "--help"}, []string{"usage: podserver serve [FLAGS] PROTOCOL:PORT", "-name string"}},
+		{[]string{"get", "-h"}, []string{"usage: podserver get [FLAGS] URL", "-keepalive"}},
+		{[]string{"grpc", "--help"}, []string{"usage: podserver grpc [FLAGS] HOST:PORT", "-timeout"}},
+		{[]string{"tcp", "--help"}, []string{"usage: podserver tcp [FLAGS] HOST:PORT", "-client-first"}},
+		{[]string{"lookup", "--help"}, []string{"usage: podserver lookup [FLAGS] NAME", "-resolv-conf"}},
+	} {
+		var stdout, stderr bytes.Buffer
+		if code := run(t.Context(), tt.args, &stdout, &stderr); code != 0 || stderr.Len() != 0 {
+			t.Errorf("podserver %q: exit %d, %q; want exit 0", tt.args, code, &stderr)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(stdout.String(), want) {
+				t.Errorf("podserver %q: %q is not in\n%s", tt.args, want, &stdout)
+			}
+		}
+	}
+}
+
 // freePorts returns n ports of loopback that nothing listens on.
 func freePorts(t *testing.T, n int) []string {
 	t.Helper()
