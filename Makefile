@@ -25,7 +25,7 @@ whole      := /scripts/(e2e|kubetest)$$
 api-server := go list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | awk '/\/scripts\/(apiserver|spire)test[] ]/ { print $$1 }'
 # The name of the image that make image packs.
 IMAGE   ?= docker.io/portolan/registrar:latest
-# make bench and bench-kubernetes: some rows, separated by commas; non-empty: write README's table.
+# make bench and bench-kubernetes: some rows, separated by commas; non-empty: write the table in scripts/bench/README.md.
 ROWS    ?=
 README  ?=
 
@@ -104,15 +104,15 @@ lab-check: root lab-build ## check the lab itself, in one of its own
 	@trap 'scripts/lab/lab.sh down' EXIT; scripts/lab/check.sh down
 
 .PHONY: bench
-bench: root build run-tools $(BIN)/fortio ## measure what the mesh costs (ROWS=add,use for some rows; README=1 puts the table into README.md)
+bench: root build run-tools $(BIN)/fortio ## measure what the mesh costs (ROWS=add,use for some rows; README=1 puts the table into scripts/bench/README.md)
 	@$(STATIC) -o $(BIN)/ ./scripts/podserver ./scripts/bench
-	@$(BIN)/bench -bin $(BIN) -envoy $(ENVOY) $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
+	@$(BIN)/bench -bin $(BIN) -envoy $(ENVOY) $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme scripts/bench/README.md)
 
 .PHONY: bench-kubernetes
 bench-kubernetes: root lab-build $(BIN)/fortio ## measure what the mesh costs on a real Kubernetes of two nodes (ROWS, README as for bench)
 	@scripts/lab/build.sh pilot
 	@$(STATIC) -o $(BIN)/bench-kubernetes ./scripts/bench/kubernetes
-	@$(BIN)/bench-kubernetes $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme README.md)
+	@$(BIN)/bench-kubernetes $(if $(ROWS),-rows $(ROWS)) $(if $(README),-readme scripts/bench/README.md)
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint $(BIN)/buf ## check style, layers and proto files

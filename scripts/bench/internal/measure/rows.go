@@ -21,7 +21,7 @@ type Row[R any] struct {
 	Measure func(context.Context, R) ([]Figure, error)
 }
 
-// Selection is a choice of rows, and whether README.md gets them.
+// Selection is a choice of rows, and whether a README gets them.
 type Selection struct {
 	// Rows are their names, separated by commas; empty for all.
 	Rows string

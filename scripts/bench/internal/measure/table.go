@@ -42,7 +42,7 @@ func (f Figure) print(w io.Writer) {
 	fmt.Fprintf(w, "%-4s %s: %s%s; aim %s\n", f.verdict(), f.What, f.Measured, compared, f.Aim)
 }
 
-// markdown is the table for README.md.
+// markdown is the table for scripts/bench/README.md.
 func markdown(figures []Figure, environment string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n| | what | measured | compared with, same run | aim |\n|---|---|---|---|---|\n", environment)
@@ -52,7 +52,7 @@ func markdown(figures []Figure, environment string) string {
 	return b.String()
 }
 
-// The lines of README.md between which the table of a target of make is.
+// The lines of that README between which the table of a target of make is.
 const (
 	tableBegin = "<!-- make %s README=1 writes from here -->\n"
 	tableEnd   = "<!-- to here -->"
