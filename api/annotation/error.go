@@ -62,6 +62,10 @@ func (e Errors) Unwrap() []error {
 	return list
 }
 
+// Quote returns a value as messages show it: in double quotes, escaped, and cut when it is
+// long.
+func Quote(value string) string { return quote(value, maxValueText) }
+
 // quote returns s in double quotes, escaped, with at most limit bytes between
 // them; what is cut off is marked by three dots.
 func quote(s string, limit int) string {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/portolan-mesh/portolan/api/annotation"
+	"github.com/portolan-mesh/portolan/api/port"
 	"github.com/portolan-mesh/portolan/registrar/internal/model"
 )
 
@@ -30,7 +31,9 @@ type silentPort struct {
 // silentPod is a pod that has such ports, as it is now.
 type silentPod struct {
 	workload *model.Workload
-	def      uint16
+	// has and def are the ports that the pod has, and its default port.
+	has []port.Port
+	def uint16
 	// ports are ascending.
 	ports    []uint16
 	misbound []string
@@ -142,7 +145,7 @@ func (m *Manager) silentPods() map[string]silentPod {
 		if other, ok := out[uid]; ok {
 			ports = slices.DeleteFunc(ports, func(p uint16) bool { return !slices.Contains(other.ports, p) })
 		}
-		out[uid] = silentPod{workload: a.workload, def: a.pod.Default, ports: ports, misbound: a.state.Misbound}
+		out[uid] = silentPod{workload: a.workload, has: a.pod.Ports, def: a.pod.Default, ports: ports, misbound: a.state.Misbound}
 	}
 	maps.DeleteFunc(out, func(_ string, p silentPod) bool { return len(p.ports) == 0 })
 	return out
@@ -167,13 +170,6 @@ func (a *attachment) silentPorts() []uint16 {
 // problem says that nobody listens on ports, with the annotation that advertises them. What
 // is seen instead comes last: a text that is too long loses its end.
 func (p silentPod) problem(ports []uint16) Problem {
-	e := annotation.Error{Key: annotation.KeyPorts, Remedy: "listen on 127.0.0.1, 0.0.0.0 or dual-stack ::, or name there only ports that the pod serves, or \"none\""}
-	if _, single := p.workload.Annotations[annotation.KeyPort]; single {
-		if _, list := p.workload.Annotations[annotation.KeyPorts]; !list || slices.Equal(ports, []uint16{p.def}) {
-			e.Key = annotation.KeyPort
-		}
-	}
-	e.Value = p.workload.Annotations[e.Key]
 	numbers := make([]string, len(ports))
 	for i, n := range ports {
 		numbers[i] = fmt.Sprint(n)
@@ -182,10 +178,54 @@ func (p silentPod) problem(ports []uint16) Problem {
 	if last := len(numbers) - 1; last > 0 {
 		what = "ports " + strings.Join(numbers[:last], ", ") + " and " + numbers[last]
 	}
-	e.Problem = "nobody listens on " + what + " where the mesh delivers, so no request is sent there"
-	message := e.Error()
+	what = "nobody listens on " + what + " where the mesh delivers, so no request is sent there"
+	var message string
+	if p.asAnnotated() {
+		key := p.advertising(ports)
+		message = (&annotation.Error{Key: key, Value: p.workload.Annotations[key], Problem: what, Remedy: listen + "name there " + onlyServed}).Error()
+	} else {
+		message = fmt.Sprintf("the pod has the ports %s, not those that its annotations say now: %s; %sname in %s %s",
+			annotation.Quote(portList(p.has)), what, listen, annotation.KeyPorts, onlyServed)
+	}
 	if len(p.misbound) > 0 {
 		message += "; somebody listens on " + strings.Join(p.misbound, ", ")
 	}
 	return Problem{Reason: reasonSilent, Message: message}
+}
+
+// The remedy for a port on which nobody listens, before and after the key to write to.
+const (
+	listen     = "listen on 127.0.0.1, 0.0.0.0 or dual-stack ::, or "
+	onlyServed = "only ports that the pod serves, or \"none\""
+)
+
+// asAnnotated reports whether the pod has the ports that its annotations say now. A running
+// pod keeps what it has when they are edited to what is not valid, or taken away.
+func (p silentPod) asAnnotated() bool {
+	says := maps.Clone(p.workload.Annotations)
+	maps.DeleteFunc(says, func(key, _ string) bool { return key != annotation.KeyPort && key != annotation.KeyPorts })
+	cfg, err := annotation.Parse(says)
+	return err == nil && cfg.Default == p.def && slices.Equal(cfg.Ports, p.has)
+}
+
+// advertising returns the key of the annotation that advertises ports.
+func (p silentPod) advertising(ports []uint16) string {
+	_, single := p.workload.Annotations[annotation.KeyPort]
+	_, list := p.workload.Annotations[annotation.KeyPorts]
+	if single && (!list || slices.Equal(ports, []uint16{p.def})) {
+		return annotation.KeyPort
+	}
+	return annotation.KeyPorts
+}
+
+// portList returns ports as the annotation spells them.
+func portList(ports []port.Port) string {
+	out := make([]string, len(ports))
+	for i, p := range ports {
+		out[i] = fmt.Sprint(p.Number)
+		if p.Protocol != port.HTTP {
+			out[i] += "=" + p.Protocol.String()
+		}
+	}
+	return strings.Join(out, ",")
 }

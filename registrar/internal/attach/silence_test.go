@@ -2,6 +2,8 @@ package attach
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -208,6 +210,41 @@ func TestSilentPortText(t *testing.T) {
 				w.listen(key("c1"), s)
 				run(t, m)
 				expect(t, "told", o.told(time.Hour), "default/payments-1 NotListening: "+tt.want)
+			})
+		})
+	}
+}
+
+// A running pod keeps its ports when its annotations are edited to what does not count: the
+// text names the ports that it has, and the annotation again once that says them. An edit
+// of another annotation changes nothing of it.
+func TestSilentPortOfFormerAnnotation(t *testing.T) {
+	const kept = `default/payments-1 NotListening: the pod has the ports "8080,9090=h2", not those that its annotations say now: ` +
+		`nobody listens on port 9090 where the mesh delivers, so no request is sent there; ` +
+		`listen on 127.0.0.1, 0.0.0.0 or dual-stack ::, or name in endpoint.aether.io/ports only ports that the pod serves, or "none"`
+	silent := func(problems []string) []string {
+		return slices.DeleteFunc(problems, func(p string) bool { return !strings.Contains(p, reasonSilent) })
+	}
+	for _, tt := range []struct {
+		name string
+		to   map[string]string
+		want string
+	}{
+		{"not valid", map[string]string{annotation.KeyService: "payments", annotation.KeyPorts: "8080,http"}, kept},
+		{"taken away", map[string]string{annotation.KeyService: "payments"}, kept},
+		{"to stay out", map[string]string{annotation.KeyManaged: "false", annotation.KeyPorts: "7000"}, kept},
+		{"another annotation, not valid", map[string]string{annotation.KeyPorts: "8080,9090=h2", annotation.KeyWeight: "no"}, silent9090},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, o, m := serving(t, 8080)
+				run(t, m)
+				m.Observe(t.Context(), o.set(workload(tt.to)))
+				expect(t, "event", silent(o.told(time.Hour)), tt.want)
+				expect(t, "status", silent(problems(m)), tt.want)
+				m.Observe(t.Context(), o.set(workload(multiPort())))
+				expect(t, "event of the edit taken back", silent(o.told(time.Second)))
+				expect(t, "status of the edit taken back", silent(problems(m)), silent9090)
 			})
 		})
 	}

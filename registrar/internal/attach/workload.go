@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -137,6 +138,7 @@ func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 			continue
 		}
 		turned := w.Ready && (a.workload == nil || !a.workload.Ready)
+		edited := a.workload != nil && !maps.Equal(a.workload.Annotations, w.Annotations)
 		unnamed := a.pod.RuntimeUID == ""
 		changed := a.hear(w)
 		unnamed = unnamed && a.pod.Static()
@@ -150,6 +152,9 @@ func (m *Manager) Observe(ctx context.Context, w model.Workload) {
 		}
 		if changed {
 			m.publish(ctx, key)
+		}
+		if edited {
+			m.wakeSilence() // it names what advertises a port
 		}
 		if w.Ending == model.Living {
 			m.reconsider(ctx, key)
