@@ -15,7 +15,7 @@ import (
 const provePorts = 5 * time.Second
 
 // reconsider gives a running pod the ports that its annotations say now, and only
-// those: what else they say counts at its next start. A mistake keeps the old ones
+// those: what else they say counts when it is made anew. A mistake keeps the old ones
 // and is reported once (contract 1).
 func (m *Manager) reconsider(ctx context.Context, key model.AttachmentKey) {
 	if m.review(key) {
@@ -32,17 +32,23 @@ func (m *Manager) review(key model.AttachmentKey) (change bool) {
 		m.mu.Unlock()
 		return false
 	}
-	w, proven := *a.workload, a.proven
+	w, pod, proven, superseded := *a.workload, a.pod, a.proven, m.superseded(a)
 	cfg, err := annotation.Parse(w.Annotations)
-	change = err == nil && a.differs(cfg)
+	meshed, why := joins(cfg, &w)
+	change = err == nil && meshed && a.differs(cfg)
 	m.mu.Unlock()
+	if superseded {
+		return change
+	}
 	var wrong []Problem
 	if err != nil {
 		wrong = append(wrong, Problem{reasonInvalid, "the pod keeps the ports it has: " + err.Error()})
 	}
-	if meshed, why := joins(cfg, &w); change && !meshed {
-		change = false
-		wrong = append(wrong, Problem{reasonInvalid, "the pod keeps the ports it has, as a running pod does not leave the mesh: " + why + "; make it anew"})
+	switch {
+	case !meshed:
+		wrong = append(wrong, staysIn(why))
+	case err == nil:
+		wrong = append(wrong, m.pending(pod, cfg, w)...)
 	}
 	if len(cfg.Unknown) > 0 {
 		wrong = append(wrong, Problem{reasonUnknown, unknownKeys(cfg.Unknown)})

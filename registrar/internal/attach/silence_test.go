@@ -114,7 +114,7 @@ func TestSilentPortThatCame(t *testing.T) {
 		wl := workload(nil)
 		const store = 100 * time.Millisecond // more than the store takes, of fake time
 		advertise := func(ports string) {
-			wl.Annotations = map[string]string{annotation.KeyPorts: ports}
+			wl.Annotations = map[string]string{annotation.KeyPorts: ports, annotation.KeyService: "payments"}
 			m.Observe(t.Context(), o.set(wl))
 			time.Sleep(store)
 			w.listen(key("c1"), listening(8080)) // the watch begins again with the ports

@@ -21,6 +21,7 @@ const knownWait = 2 * time.Second
 // Reasons of reports to a pod's owner.
 const (
 	reasonInvalid  = "InvalidAnnotation"
+	reasonPending  = "PendingAnnotation"
 	reasonUnknown  = "UnknownAnnotation"
 	reasonUnmeshed = "NotMeshed"
 	reasonSilent   = "NotListening"

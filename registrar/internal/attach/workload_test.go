@@ -526,7 +526,7 @@ func TestAnnotationsTakenAway(t *testing.T) {
 	}{
 		{"by annotation", annotation.Unset, nil, "9090=healthy", 1},
 		{"set to stay out", annotation.Unset, map[string]string{annotation.KeyManaged: "false", annotation.KeyPorts: "7000"}, "9090=healthy", 1},
-		{"by label", annotation.Joined, nil, "8080=healthy", 0},
+		{"by label", annotation.Joined, map[string]string{annotation.KeyService: "payments"}, "8080=healthy", 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
