@@ -33,6 +33,8 @@ const (
 	// minRetry and maxRetry bound the pause after a failed write of a record.
 	minRetry = 100 * time.Millisecond
 	maxRetry = 30 * time.Second
+	// refusedPause is how long what the API server refuses is not tried again.
+	refusedPause = 5 * time.Minute
 )
 
 // Options is what a Backend is made of.
@@ -72,8 +74,10 @@ type Backend struct {
 	meshName    func(model.ServiceKey) string
 	log         *slog.Logger
 	isLeaving   func() bool // may be nil
-	client      *client
-	metrics     metrics
+	// refusedPause is the constant, but in tests.
+	refusedPause time.Duration
+	client       *client
+	metrics      metrics
 	// local has every record, of this node and of others, and saves them.
 	local    *embedded.Backend
 	snapshot snapshot
@@ -143,8 +147,8 @@ func (b *Backend) leaving() bool {
 func newBackend(o Options) (*Backend, error) {
 	b := &Backend{
 		node: o.Node, host: o.Config.Host, trustDomain: o.TrustDomain, services: o.ServiceRanges, meshName: o.MeshName, log: o.Log, isLeaving: o.Leaving, metrics: newMetrics(),
-		snapshot: snapshot{db: o.DB},
-		ready:    make(chan struct{}), closed: make(chan struct{}),
+		snapshot: snapshot{db: o.DB}, refusedPause: refusedPause,
+		ready: make(chan struct{}), closed: make(chan struct{}),
 		own: make(map[types.NamespacedName]*ownObject), keys: make(map[string]types.NamespacedName),
 		foreign: newForeignObjects(),
 		link:    link{since: time.Now(), err: errors.New("no answer yet")},

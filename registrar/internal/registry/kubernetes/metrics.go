@@ -45,7 +45,7 @@ func (b *Backend) register(r prometheus.Registerer) error {
 			return 0
 		}),
 		gauge("portolan_registry_unwritten", "ServiceEndpoints of this node that the Kubernetes API does not have as they are.", func(c condition) float64 { return float64(c.unwritten) }),
-		gauge("portolan_registry_refused", "ServiceEndpoints of this node that the Kubernetes API refuses for good.", func(c condition) float64 { return float64(c.refused) }),
+		gauge("portolan_registry_refused", "ServiceEndpoints of this node that the Kubernetes API refuses.", func(c condition) float64 { return float64(c.refused) }),
 		gauge("portolan_registry_unusable_objects", "ServiceEndpoints that cannot be read, or claim a UID of others, and are left out.", func(c condition) float64 { return float64(c.unusable) }),
 	} {
 		if err := r.Register(c); err != nil {

@@ -45,8 +45,10 @@ type ownObject struct {
 	// written is the highest generation that counts and was ever seen in the object;
 	// readers take no change without a higher one.
 	written uint64
-	// refused: the API server takes want for no reason that time would change.
+	// refused: the API server does not take want, and somebody has to change something
+	// first. It is tried again from retry on; zero is never.
 	refused bool
+	retry   time.Time
 	// putBacks counts how often the object was put back lately, last says when.
 	putBacks int
 	last     time.Time
@@ -66,14 +68,34 @@ func (b *Backend) want(ep model.Endpoint) {
 		o = &ownObject{uid: ep.UID}
 		b.own[key] = o
 	}
-	o.want, o.gone, o.refused = &ep, false, false
+	o.want, o.gone = &ep, false
+	o.accept()
 	b.queue.Add(key)
+}
+
+// accept takes back that the object was refused.
+func (o *ownObject) accept() { o.refused, o.retry = false, time.Time{} }
+
+// refuse notes that the API server does not take the object, which is said once. Whoever
+// mends that, such as the policy of somebody else, tells nobody here: so it is tried again.
+func (b *Backend) refuse(key types.NamespacedName, o *ownObject, why string, args ...any) {
+	first := !o.refused
+	o.refused, o.retry = true, time.Time{}
+	if b.leaving() {
+		return
+	}
+	if first {
+		b.log.Error(why, append([]any{"object", key.String(), "again_in", b.refusedPause}, args...)...) //nolint:sloglint // the callers' are constants
+	}
+	o.retry = time.Now().Add(b.refusedPause)
+	b.queue.AddAfter(key, b.refusedPause)
 }
 
 // dismiss makes the object one that should not be.
 func (b *Backend) dismiss(key types.NamespacedName) {
 	o := b.own[key]
-	o.want, o.gone, o.refused = nil, true, false
+	o.want, o.gone = nil, true
+	o.accept()
 	if b.keys[o.uid] == key {
 		delete(b.keys, o.uid)
 	}

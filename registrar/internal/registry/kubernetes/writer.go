@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"context"
 	"errors"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,7 +40,10 @@ func (b *Backend) writeObject(ctx context.Context, key types.NamespacedName) {
 	b.mu.Lock()
 	o := b.own[key]
 	switch {
-	case ctx.Err() != nil, o == nil, o.refused:
+	case ctx.Err() != nil, o == nil, o.refused && o.retry.IsZero():
+		b.mu.Unlock()
+	case o.refused && time.Now().Before(o.retry):
+		b.queue.AddAfter(key, time.Until(o.retry)) // the queue keeps the first time that it was told
 		b.mu.Unlock()
 	case o.want != nil:
 		object, differs := b.target(o)
@@ -102,19 +106,22 @@ func (b *Backend) applied(ctx context.Context, key types.NamespacedName, generat
 	case err == nil:
 		b.succeeded(key, verbApply)
 		b.ownSeen(key, result) //nolint:contextcheck // the local table follows, also at the end
+		switch {
+		case !current:
 		// Nothing is kept of an object that is being deleted.
-		if current && b.pending(o) && o.have != nil && o.have.ResourceVersion == result.ResourceVersion {
-			o.refused = true
-			b.log.Error("the Kubernetes API changes what is written to it: does an admission webhook match ServiceEndpoints?", "object", key.String())
+		case b.pending(o) && o.have != nil && o.have.ResourceVersion == result.ResourceVersion:
+			b.refuse(key, o, "the Kubernetes API changes what is written to it: does an admission webhook match ServiceEndpoints?")
+		case o.refused:
+			o.accept()
+			if b.pending(o) && o.have != nil {
+				b.queue.Add(key) // somebody changed it meanwhile, which was left for now
+			}
 		}
 	case final(err):
 		b.metrics.writes.WithLabelValues(verbApply, resultRefused).Inc()
 		b.queue.Forget(key)
 		if current {
-			o.refused = true
-			if !b.leaving() {
-				b.log.Error("the Kubernetes API refuses a ServiceEndpoint for good", "object", key.String(), "error", err)
-			}
+			b.refuse(key, o, "the Kubernetes API refuses a ServiceEndpoint", "error", err)
 		}
 	default:
 		b.failed(ctx, key, verbApply, err)
@@ -158,8 +165,8 @@ func (b *Backend) failed(ctx context.Context, key types.NamespacedName, verb str
 	b.queue.AddRateLimited(key)
 }
 
-// final says whether trying again the same is in vain: the namespace is gone or
-// about to be, or the API server finds the object itself wrong.
+// final says whether trying again soon is in vain: the namespace is gone or about to be,
+// or the API server, or a webhook of it, finds the object itself wrong.
 func final(err error) bool {
 	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err) ||
 		apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {

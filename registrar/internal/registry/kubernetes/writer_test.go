@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -115,7 +116,7 @@ func TestWriteErrors(t *testing.T) {
 	}{
 		{name: "unavailable", answers: []answer{unavailable, unavailable, ok}, want: "PATCH PATCH PATCH", log: "etcd has no leader"},
 		{name: "conflict", answers: []answer{conflict, ok}, want: "PATCH PATCH"},
-		{name: "invalid", answers: []answer{invalid}, want: "PATCH", refused: 1, log: "refuses a ServiceEndpoint for good"},
+		{name: "invalid", answers: []answer{invalid}, want: "PATCH", refused: 1, log: "refuses a ServiceEndpoint"},
 		{name: "altered", answers: []answer{altered}, want: "PATCH", refused: 1, log: "does an admission webhook match"},
 		{name: "deletion", answers: []answer{ok, unavailable, conflict, ok}, withdrawn: true, want: "PATCH DELETE DELETE DELETE"},
 		{name: "deletion of what is gone", answers: []answer{ok, {err: apierrors.NewNotFound(resource, "a")}}, withdrawn: true, want: "PATCH DELETE"},
@@ -154,6 +155,39 @@ func TestWriteErrors(t *testing.T) {
 			if n.value(t, "portolan_registry_refused") != 0 {
 				t.Errorf("it still counts as refused")
 			}
+		})
+	}
+}
+
+// What is refused is tried again at a slow pace, also after another try was put off, and
+// said once: who mends a policy of the cluster does not tell the registrar of it.
+func TestRefusedIsTriedAgain(t *testing.T) {
+	kyverno := answer{err: apierrors.NewBadRequest("a policy of the cluster")}
+	altered := answer{change: func(o *v1alpha1.ServiceEndpoint) { o.Spec.Service = "webhook" }}
+	for name, bad := range map[string]answer{"refused": kyverno, "altered": altered} {
+		t.Run(name, func(t *testing.T) {
+			script, n := scriptedNode(t, bad)
+			n.mu.Lock()
+			n.refusedPause = 20 * time.Millisecond
+			n.mu.Unlock()
+			tries := func() int { return len(strings.Fields(script.writes())) }
+			errors := func() int { return strings.Count(n.log.String(), "level=ERROR") }
+			for i := range 2 { // the second state moves the next try
+				ep := endpoint("n1", "a", uint64(i+1))
+				ep.Weight = uint32(i + 1)
+				must(t, n.Publish(t.Context(), ep))
+				await(t, "it is said", func() bool { return errors() == i+1 })
+				before := tries()
+				await(t, "it is tried again", func() bool { return tries() >= before+3 })
+				if n.value(t, "portolan_registry_refused") != 1 || errors() != i+1 {
+					t.Errorf("said %d times of %d states:\n%s", errors(), i+1, n.log)
+				}
+			}
+			script.mu.Lock()
+			script.answers = []answer{{}}
+			script.mu.Unlock()
+			await(t, "it is taken", func() bool { return n.value(t, "portolan_registry_refused") == 0 })
+			n.settled(t)
 		})
 	}
 }
