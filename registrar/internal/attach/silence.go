@@ -180,11 +180,17 @@ func (p silentPod) problem(ports []uint16) Problem {
 	}
 	what = "nobody listens on " + what + " where the mesh delivers, so no request is sent there"
 	var message string
-	if p.asAnnotated() {
-		key := p.advertising(ports)
-		message = (&annotation.Error{Key: key, Value: p.workload.Annotations[key], Problem: what, Remedy: listen + "name there " + onlyServed}).Error()
-	} else {
+	key := p.advertising(ports)
+	value, set := p.workload.Annotations[key]
+	switch {
+	case !p.asAnnotated():
 		message = fmt.Sprintf("the pod has the ports %s, not those that its annotations say now: %s; %sname in %s %s",
+			annotation.Quote(portList(p.has)), what, listen, annotation.KeyPorts, onlyServed)
+	case set:
+		message = (&annotation.Error{Key: key, Value: value, Problem: what, Remedy: listen + "name there " + onlyServed}).Error()
+	default:
+		// A label asked for the mesh: the owner may never have heard of the annotation.
+		message = fmt.Sprintf("the pod has no annotation of its ports, so it advertises %s: %s; %sname in %s %s",
 			annotation.Quote(portList(p.has)), what, listen, annotation.KeyPorts, onlyServed)
 	}
 	if len(p.misbound) > 0 {

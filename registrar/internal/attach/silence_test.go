@@ -197,7 +197,8 @@ func TestSilentPortText(t *testing.T) {
 			"by no key",
 			map[string]string{annotation.KeyManaged: "true"},
 			nil,
-			`endpoint.aether.io/ports="": nobody listens on port 8080 where the mesh delivers, so no request is sent there; ` + silentRemedy,
+			`the pod has no annotation of its ports, so it advertises "8080": nobody listens on port 8080 where the mesh delivers, so no request is sent there; ` +
+				`listen on 127.0.0.1, 0.0.0.0 or dual-stack ::, or name in endpoint.aether.io/ports only ports that the pod serves, or "none"`,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
