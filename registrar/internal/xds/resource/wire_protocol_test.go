@@ -79,6 +79,37 @@ func TestWireProtocols(t *testing.T) {
 	}
 }
 
+// An application that does not speak its port's protocol is a 502 whose text says so,
+// whoever of the two speaks first: what README says of it.
+func TestWireOtherProtocol(t *testing.T) {
+	m := newMesh(t)
+	client := m.addPod("client", "client", "")
+	pod := m.addPod("payments-1", "payments", "8080 9090=h2 7070")
+	answer := func(text string) func(*net.TCPConn) {
+		return func(c *net.TCPConn) {
+			_, _ = c.Read(make([]byte, 4096))
+			_, _ = io.WriteString(c, text)
+		}
+	}
+	pod.ServeTCP(t, "127.0.0.1:8080", answer("\x15\x03\x01\x00\x02\x02\x0a")) // an alert of TLS
+	pod.ServeTCP(t, "127.0.0.1:9090", answer("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"))
+	pod.ServeTCP(t, "127.0.0.1:7070", func(c *net.TCPConn) {
+		_, _ = io.WriteString(c, "220 mail.example.test ESMTP\r\n")
+		_, _ = io.Copy(io.Discard, c)
+	})
+	m.setService(service{name: "payments", ports: "8080 9090=h2 7070"})
+	for _, cluster := range []string{"payments.aether.internal", "payments.aether.internal:9090", "payments.aether.internal:7070"} {
+		m.setEndpoints(cluster, pod)
+	}
+	m.xds.Sync()
+	c := client.http1(t)
+	for _, port := range []string{"8080", "9090", "7070"} {
+		if got := m.call(c, "payments.aether.internal:"+port); got.status != 502 || !strings.Contains(got.body, "protocol error") {
+			t.Errorf("port %s: got %d %q, want 502 with protocol error", port, got.status, got.body)
+		}
+	}
+}
+
 // gRPC through an h2 port, and through an http port: unary, streams in both
 // directions that stay quiet, metadata, and statuses with details in trailers.
 // Where nobody serves, the client sees UNAVAILABLE, and UNIMPLEMENTED for a name
