@@ -108,7 +108,7 @@ func (l Lab) inside(ctx context.Context) error {
 
 // Install applies the manifests and waits until everything is ready.
 func (l Lab) Install(ctx context.Context) error {
-	if err := l.Run(ctx, l.Script(), "kubectl", "apply", "--server-side", "-k", filepath.Join(l.Root, "scripts/lab/deploy")); err != nil {
+	if err := l.Run(ctx, l.Script(), "kubectl", "apply", "--server-side", "-k", l.manifests()); err != nil {
 		return err
 	}
 	// portolan-dataplane is updated OnDelete, so it has no rollout to wait for.
@@ -120,6 +120,14 @@ func (l Lab) Install(ctx context.Context) error {
 	}
 	return l.Run(ctx, l.Script(), "kubectl", "-n", MeshNamespace, "rollout", "status", "--timeout=120s", "deployment/portolan-signer")
 }
+
+// Uninstall deletes what Install applied, and waits until it is gone.
+func (l Lab) Uninstall(ctx context.Context) error {
+	return l.Run(ctx, l.Script(), "kubectl", "delete", "--wait", "-k", l.manifests())
+}
+
+// manifests is the folder of the mesh's manifests for the lab.
+func (l Lab) manifests() string { return filepath.Join(l.Root, "scripts/lab/deploy") }
 
 // Script is the path of lab.sh.
 func (l Lab) Script() string { return filepath.Join(l.Root, "scripts/lab/lab.sh") }

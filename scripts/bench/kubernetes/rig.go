@@ -68,6 +68,15 @@ func (r *rig) mesh(ctx context.Context) error {
 	return nil
 }
 
+// noMesh takes the mesh away again.
+func (r *rig) noMesh(ctx context.Context) error {
+	if err := r.lab.Uninstall(ctx); err != nil {
+		return fmt.Errorf("take the mesh away: %w", err)
+	}
+	r.installed = false
+	return nil
+}
+
 // poll calls check every pause until it reports true.
 func poll(ctx context.Context, pause time.Duration, what string, check func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
