@@ -42,10 +42,8 @@ func (m *Manager) pending(given model.Pod, cfg annotation.Config, w model.Worklo
 	differs(!slices.Equal(given.Upstreams, now.Upstreams), annotation.KeyUpstreams, keepsList(given.Upstreams))
 	differs(!slices.Equal(given.ExcludePorts, now.ExcludePorts), annotation.KeyExcludePorts, keepsList(given.ExcludePorts))
 	differs(!slices.Equal(given.ExcludeRanges, now.ExcludeRanges), annotation.KeyExcludeRanges, keepsList(given.ExcludeRanges))
-	keys := maps.Clone(now.Metadata)
-	if keys == nil {
-		keys = map[string]string{}
-	}
+	keys := map[string]string{}
+	maps.Copy(keys, now.Metadata)
 	maps.Copy(keys, given.Metadata)
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		had, was := given.Metadata[key]
