@@ -40,7 +40,9 @@ func TestInstallAndUninstall(t *testing.T) {
 	c.kubectl(t, "-n", meshNamespace, "rollout", "restart", "daemonset/portolan-registrar")
 	c.kubectl(t, "-n", meshNamespace, "rollout", "status", "--timeout=120s", "daemonset/portolan-registrar")
 
-	c.kubectl(t, "delete", "--wait", "-k", filepath.Join(c.lab.Root, "scripts/lab/deploy"))
+	if err := c.lab.Uninstall(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for i := 1; i <= nodes; i++ {
 		eventually(t, patience, func() string { return c.leftOver(t, i) })
 	}

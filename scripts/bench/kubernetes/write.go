@@ -141,7 +141,7 @@ func (c *course) follow(ctx context.Context, i int, to *delays) error {
 	if err := write(ctx); err != nil {
 		return err
 	}
-	answer, err := wait(ctx, "the registrar's client", answered)
+	answer, err := wait(ctx, "the client of load assignments", answered)
 	if err != nil {
 		return err
 	}
